@@ -1,0 +1,32 @@
+"""The seam between a decoding loop and whatever proposes tokens for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dlite.types import Draft, Request, SessionKey, Verdict, View
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Never sees the target, the engine or the budget.
+
+    `tap_ids` are the target layers (id k = output of 0-based decoder layer k; the last layer is
+    read after the final norm) whose hidden states it wants in `View.taps_LD`; empty: none.
+    """
+
+    name: str
+    tap_ids: tuple[int, ...]
+
+    def start(self, request: Request) -> None: ...
+
+    def propose(self, views: list[View]) -> list[Draft]: ...
+
+    def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None: ...
+
+    def finish(self, request: Request) -> None:
+        """Ends the call and seals it into its session."""
+        ...
+
+    def close(self, session: SessionKey) -> None:
+        """Destroys the session's private corpora."""
+        ...
