@@ -1,4 +1,4 @@
-"""What a draft model is: four axes, the sizes it takes from its target, and what it was trained for."""
+"""What a draft model is: four axes, and the sizes that it takes from its target."""
 
 from __future__ import annotations
 
@@ -78,6 +78,11 @@ class DraftConfig:
             raise ValueError(
                 f"tap_ids {list(self.tap_ids)} must be distinct layers of 0 .. "
                 f"{self.num_target_layers - 1}"
+            )
+        if self.context == "history" and self.composition == "sequence":
+            raise ValueError(
+                "composition 'sequence' gives a position one key per layer; context 'history' "
+                "needs composition 'feature'"
             )
         if self.num_draft_tokens < 1:
             raise ValueError(f"num_draft_tokens is {self.num_draft_tokens}; give at least 1")

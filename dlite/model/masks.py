@@ -1,0 +1,45 @@
+"""Which keys a block may see: one predicate, for the dense and the flex form of attention.
+
+History rows of several samples lie packed behind each other on one axis S. An anchor is known by
+its own row on that axis (`row`) and by the first row of its sample (`start`), so neither sample
+ids nor padding are needed. RoPE is relative: rows serve as positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Target states of whole samples, packed along S, and where the anchors stand in them.
+
+    `states_SCD` holds the C layers that the history branch reads. `row_A`, `start_A`: flat rows of
+    the anchors and of the first position of their samples.
+    """
+
+    states_SCD: Tensor
+    row_A: Tensor
+    start_A: Tensor
+
+
+def sees_history(row: Tensor, start: Tensor, key_row: Tensor, window: int, gap: int) -> Tensor:
+    """True where the anchor at `row` sees history row `key_row`: same sample, before the anchor.
+
+    The window holds positions a-W .. a-gap. gap is 2 where a-1 is read through the slots, else 1.
+    `window` 0 means all positions. Arguments broadcast.
+    """
+    seen = (key_row >= start) & (key_row <= row - gap)
+    return seen & (key_row >= row - window) if window else seen
+
+
+def window_rows(history: History, window: int, gap: int) -> tuple[Tensor, Tensor]:
+    """Rows [A, C] of each anchor's window, clamped into S, and which of them it sees [A, C]."""
+    width = window or int((history.row_A - history.start_A).max())
+    offset_C = torch.arange(-width, 1 - gap, device=history.row_A.device)
+    row_AC = history.row_A[:, None] + offset_C
+    seen_AC = sees_history(history.row_A[:, None], history.start_A[:, None], row_AC, window, gap)
+    return row_AC.clamp(min=0), seen_AC
