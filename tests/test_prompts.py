@@ -23,13 +23,14 @@ SPEC_BENCH = ROOT.parent / "shared/data/spec_bench/question.jsonl"
 
 QUOTED = re.compile(r'"[^"]*"')
 NAME = re.compile(r"(?<=[a-z,;] )[A-Z]\w*(?: [A-Z]\w*)*")
-FRAME_WORDS = frozenset(
-    """a an the this that these those each every any some all both no not and or but so if when
-    while because then than as of in on at by for from to into with without about over under
-    between before after is are was were be been being do does did has have had can could would
-    should will may might must i me my you your he him his she her it its we us our they them
-    their who whom whose which what where why how please there here""".split()
-)
+FUNCTION_WORDS = """
+a an the this that these those each every any some all both no not and or but so if when
+while because then than as of in on at by for from to into with without about over under
+between before after is are was were be been being do does did has have had can could would
+should will may might must i me my you your he him his she her it its we us our they them
+their who whom whose which what where why how please there here
+"""
+FRAME_WORDS = frozenset(FUNCTION_WORDS.split())
 
 Prompt = tuple[str, str]
 
