@@ -76,7 +76,7 @@ class DraftModel(nn.Module):
     def bind(self, target: TargetModel) -> DraftModel:
         """Borrow the target's embedding table and LM head (frozen, never stored)."""
         self._embed = target.embed
-        head_VD = target.head_weight_VD
+        head_VD = target.head_weight_VD.detach()  # a Parameter would become one of ours
         self._head_VD = head_VD[self.draft_ids()] if self.config.pruned else head_VD
         return self
 

@@ -1,0 +1,266 @@
+"""Draft models on disk: `config.json`, `model.safetensors` and a model card, nothing else.
+
+The target's tokenizer, embeddings and LM head are never stored; fingerprints say which target a
+draft model belongs to. Only safetensors is ever read: unpickling a stranger's file runs their code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from dlite.card import model_card
+from dlite.layouts import authors_config, layout_of, our_config, read_config
+from dlite.model.config import DraftConfig
+from dlite.model.drafter import DraftModel
+from dlite.weights import WEIGHTS, cast, check_tensors, dtype_name, read_tensors, without_data
+
+if TYPE_CHECKING:
+    from dlite.target import TargetModel
+
+CONFIG, CARD = "config.json", "README.md"
+FORMAT = {"format": "pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRecord:
+    """Which target a draft model was trained for. Fingerprints are short hex strings."""
+
+    name: str
+    family: str
+    architecture: str
+    weights: str
+    tokenizer: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    dtype: str
+
+    @classmethod
+    def of(cls, target: TargetModel) -> TargetRecord:
+        return cls(
+            name=str(target.name),
+            family=target.model.config.model_type,
+            num_layers=target.num_layers,
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            max_position_embeddings=target.max_length,
+            dtype=dtype_name(target.dtype),
+            **target.fingerprint(),
+        )
+
+    def check(self, target: TargetModel, *, strict: bool) -> None:
+        """Another architecture or tokenizer is a ValueError, other weights a warning (an error
+        with `strict`): a fine-tuned target still verifies losslessly, only with fewer accepted."""
+        now = TargetRecord.of(target)
+        for what in ("family", "architecture", "tokenizer"):
+            if getattr(self, what) != getattr(now, what):
+                raise ValueError(
+                    f"the draft model was trained for {self.name!r} with {what} "
+                    f"{getattr(self, what)}, but the target {now.name!r} has "
+                    f"{getattr(now, what)}; use the target that it was trained for"
+                )
+        if self.weights != now.weights:
+            message = (
+                f"the draft model was trained for {self.name!r} (weights {self.weights}), but the "
+                f"target {now.name!r} has weights {now.weights}: a fine-tuned target? "
+                "Output stays the target's own, but fewer drafts may be accepted"
+            )
+            if strict:
+                raise ValueError(message)
+            warnings.warn(message, stacklevel=3)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint's `config.json` says. `target` is None where the layout has no such words
+    (the authors')."""
+
+    folder: Path
+    layout: str
+    config: DraftConfig
+    target: TargetRecord | None
+    training: dict[str, Any]
+    dtype: str
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        return self.training["template_kwargs"]
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in without_data(self.config).parameters())
+
+
+# ---- writing ---------------------------------------------------------------------------------
+
+
+def save(
+    model: DraftModel,
+    folder: str | Path,
+    *,
+    target: TargetModel | TargetRecord | None,
+    training: dict[str, Any],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write a checkpoint; a kill at any moment leaves the old file or the new one, never a half.
+
+    `training` is the JSON-able summary that the card shows; its `template_kwargs` and `command`
+    have a meaning. `target` is None only for imports whose target is unknown. Raises ValueError
+    when the model and the target differ in size.
+    """
+    if target is None or isinstance(target, TargetRecord):
+        record = target
+    else:
+        record = TargetRecord.of(target)
+    if record is not None:
+        _check_sizes(model.config, record)
+    config = {
+        **our_config(model.config),
+        "dtype": dtype_name(dtype),
+        "target": None if record is None else asdict(record),
+        "template_kwargs": training.get("template_kwargs", {}),
+        "training": {k: v for k, v in training.items() if k != "template_kwargs"},
+    }
+    _write(model, Path(folder), config, dtype, model_card(model.config, config))
+
+
+def export_authors(
+    model: DraftModel, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Write the DLite authors' layout. Raises ValueError for a model that it cannot express."""
+    _write(model, Path(folder), authors_config(model.config, dtype_name(dtype)), dtype, card=None)
+
+
+def _write(
+    model: DraftModel, folder: Path, config: dict[str, Any], dtype: torch.dtype, card: str | None
+) -> None:
+    folder = folder.absolute()
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    try:
+        state = model.state_dict()
+        own = {
+            k: cast(state[k], dtype).cpu().contiguous()
+            for k in without_data(model.config).state_dict()
+        }
+        save_file(own, partial / WEIGHTS, FORMAT)
+        (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if card is not None:
+            (partial / CARD).write_text(card)
+        if folder.exists():
+            for name in (WEIGHTS, CARD, CONFIG):
+                if (partial / name).exists():
+                    os.replace(partial / name, folder / name)
+        else:
+            partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+# ---- reading ---------------------------------------------------------------------------------
+
+
+def read(folder: str | Path) -> Checkpoint:
+    """What a checkpoint (folder or hub id, either layout) says of itself. Raises ValueError."""
+    path = fetch(folder)
+    if not (path / CONFIG).is_file():
+        raise ValueError(f"{path} has no {CONFIG}; give the folder of a draft model")
+    try:
+        raw = json.loads((path / CONFIG).read_text())
+    except ValueError as error:
+        raise ValueError(f"{path / CONFIG} is no JSON ({error}); restore it") from None
+    record = raw.get("target")
+    if record is not None and set(record) != {f.name for f in fields(TargetRecord)}:
+        raise ValueError(
+            f"{path / CONFIG}: 'target' must have {[f.name for f in fields(TargetRecord)]}, "
+            f"has {sorted(record)}; export the checkpoint again"
+        )
+    return Checkpoint(
+        folder=path,
+        layout=layout_of(raw),
+        config=read_config(raw),
+        target=None if record is None else TargetRecord(**record),
+        training={
+            **raw.get("training", {}),
+            "template_kwargs": raw.get("template_kwargs", {}),
+        },
+        dtype=raw.get("dtype", raw.get("torch_dtype", "bfloat16")),
+    )
+
+
+def fetch(name: str | Path) -> Path:
+    """The local folder of a checkpoint; a hub id is downloaded, its pickles are not."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or str(name).startswith(".") or str(name).count("/") != 1:
+        raise ValueError(f"draft model {str(name)!r} is no folder and no hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=["*.json", "*.safetensors"]))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"draft model {str(name)!r} is no folder, and no hub id that can be fetched: {reason}"
+        ) from None
+
+
+def load(
+    folder: str | Path,
+    target: TargetModel | None = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    strict: bool = False,
+) -> DraftModel:
+    """A draft model of either layout, bound to its target when one is given.
+
+    Device and dtype default to the target's, else to CPU and the file's. Raises ValueError for
+    another architecture or tokenizer than it was trained for (with `strict` also for other weights
+    of the target), and for missing, extra or misshapen tensors.
+    """
+    checkpoint = read(folder)
+    if target is not None:
+        _check_sizes(checkpoint.config, TargetRecord.of(target))
+        if checkpoint.target is not None:
+            checkpoint.target.check(target, strict=strict)
+    tensors = read_tensors(checkpoint.folder)
+    model = without_data(checkpoint.config)
+    check_tensors(tensors, model.state_dict(), checkpoint.folder)
+    model.load_state_dict(tensors, assign=True)
+    model.to(
+        device=device or (target.device if target is not None else "cpu"),
+        dtype=dtype or (target.dtype if target is not None else None),
+    )
+    return model if target is None else model.bind(target)
+
+
+def import_authors(folder: str | Path, target: TargetModel | None = None) -> DraftModel:
+    """`load` for the DLite authors' layout only. Raises ValueError for another one."""
+    if (layout := read(folder).layout) != "authors":
+        raise ValueError(f"{folder} is in the {layout!r} layout, not in the authors'; use load")
+    return load(folder, target)
+
+
+def _check_sizes(config: DraftConfig, target: TargetRecord) -> None:
+    sizes = {
+        "num_layers": config.num_target_layers,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+    }
+    for name, size in sizes.items():
+        if (actual := getattr(target, name)) != size:
+            raise ValueError(
+                f"the draft model needs a target of {name} {size}, but {target.name!r} has "
+                f"{actual}; use the target that it was trained for"
+            )
