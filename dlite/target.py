@@ -1,0 +1,294 @@
+"""The target: a frozen causal LM that prefills, verifies, rolls back and shows hidden states."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlite.families import Family, family_of
+from dlite.kv_cache import KVCache
+from dlite.loading import load_model
+
+CAPTURE_TOKENS = 4096  # padded tokens per forward of `capture`; bounds its memory, changes no value
+SAMPLES_PER_TENSOR = 64
+FINGERPRINT_TEXT = 'Ünïcode, emoji 🙂\n\tdef f(x):  return x ** 2  # 12345\r\n{"key": [1, 2.5e-3]}'
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """`hidden_BTD` are taken after the final norm; `taps_BTLD` in the order asked for."""
+
+    hidden_BTD: Tensor
+    taps_BTLD: Tensor | None
+
+
+@contextmanager
+def tapped(
+    model: nn.Module, family: Family, layer_ids: Sequence[int]
+) -> Iterator[dict[int, Tensor]]:
+    """Collects the outputs of decoder layers during a forward; the only code that reads them.
+
+    Id k is the output of 0-based layer k; the last layer's is read after the final norm.
+    """
+    layers = model.get_submodule(family.layers)
+    assert isinstance(layers, nn.ModuleList)
+    last = len(layers) - 1
+    states: dict[int, Tensor] = {}
+
+    def hook_for(layer_id: int) -> Any:
+        def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
+            states[layer_id] = output
+
+        return hook
+
+    hooks = []
+    for k in layer_ids:
+        module = model.get_submodule(family.final_norm) if k == last else layers[k]
+        hooks.append(module.register_forward_hook(hook_for(k)))
+    try:
+        yield states
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+def check_taps(taps_NLD: Tensor, layer_ids: Sequence[int]) -> None:
+    """Raises ValueError naming a layer whose states aren't finite, or are constant over D."""
+    finite_NL = taps_NLD.isfinite().all(-1)
+    varied_NL = (taps_NLD != taps_NLD[..., :1]).any(-1)
+    if bool((finite_NL & varied_NL).all()):
+        return
+    for index, layer_id in enumerate(layer_ids):
+        for good_NL, fault in ((finite_NL, "NaN or infinite"), (varied_NL, "constant")):
+            if not bool(good_NL[:, index].all()):
+                raise ValueError(
+                    f"hidden states of target layer {layer_id} are {fault}; check the target's "
+                    "weights, or load it with another dtype (float16 overflows: use bfloat16)"
+                )
+
+
+class TargetModel:
+    """A causal LM of a known family with its tokenizer. Frozen: no gradient reaches it."""
+
+    def __init__(self, model: Any, tokenizer: Any, name: str) -> None:
+        config = model.config
+        self.name, self.model, self.tokenizer = name, model, tokenizer
+        self.family = family_of(config.model_type, name)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.num_layers: int = config.num_hidden_layers
+        self.hidden_size: int = config.hidden_size
+        self.max_length: int = config.max_position_embeddings
+        self.embed_weight_VD: Tensor = model.get_input_embeddings().weight
+        self.head_weight_VD: Tensor = model.get_output_embeddings().weight
+        self.vocab_size: int = self.head_weight_VD.shape[0]
+        self._softcap = config.final_logit_softcapping if self.family.softcaps_logits else None
+        self._decoder = model.get_submodule(self.family.decoder)
+        window = getattr(config, "sliding_window", None) if self.family.masks != "full" else None
+        types = config.layer_types if self.family.masks == "by_layer" else []
+        self._windows: dict[str, int | None] = {
+            kind: window if kind == "sliding_attention" else None for kind in types
+        } or {"": window}
+        self.eos_ids = frozenset(_ids(config) | _ids(model.generation_config) | _ids(tokenizer))
+        pad_id = tokenizer.pad_token_id
+        self.pad_id: int = pad_id if pad_id is not None else min(self.eos_ids, default=0)
+
+    @classmethod
+    def load(
+        cls, name: str, *, dtype: str = "float32", device: str = "cpu", revision: str | None = None
+    ) -> TargetModel:
+        """From a folder, a hub id, a .gguf file, a folder with one, or the name of a packaged one.
+
+        Raises ValueError for what can't be loaded whole: see `dlite.loading`.
+        """
+        model, tokenizer = load_model(name, dtype=dtype, device=device, revision=revision)
+        return cls(model, tokenizer, name)
+
+    @torch.no_grad()
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [..., D], scaled as the model scales them."""
+        return self.model.get_input_embeddings()(ids)
+
+    @torch.no_grad()
+    def logits(self, hidden_D: Tensor) -> Tensor:
+        """Float32 logits [..., V] from hidden states after the final norm."""
+        logits_V = self.model.get_output_embeddings()(hidden_D).float()
+        if self._softcap is not None:
+            logits_V = self._softcap * torch.tanh(logits_V / self._softcap)
+        return logits_V
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> list[int]:
+        """Token ids of a conversation by the tokenizer's chat template."""
+        if self.tokenizer.chat_template is None:
+            raise ValueError(
+                f"the tokenizer of {self.name} has no chat template (a base model?); "
+                "use an instruction-tuned target or put a chat_template.jinja in its folder"
+            )
+        return self.tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=True,
+            return_dict=False,
+            **template_kwargs,
+        )
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `batch` rows; `capacity` tokens per row, grown when exceeded."""
+        config = self.model.config
+        head_dim = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        shape = (batch, config.num_key_value_heads, capacity, head_dim)
+        keys, values = (
+            [
+                torch.zeros(shape, dtype=self.dtype, device=self.device)
+                for _ in range(self.num_layers)
+            ]
+            for _ in range(2)
+        )
+        return KVCache(keys, values)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        cache: KVCache,
+        *,
+        counts_B: Sequence[int] | None = None,
+        tap_ids: Sequence[int] = (),
+    ) -> Forward:
+        """Runs tokens behind those that the cache holds, row b's from position lengths_B[b] on.
+
+        Right-padded beyond `counts_B` (None: nothing is). Writes keys and values without
+        advancing the cache. Raises ValueError beyond the target's longest sequence.
+        """
+        num_tokens = tokens_BT.shape[1]
+        counts = counts_B or [num_tokens] * len(cache.lengths_B)
+        self.check_length(max(a + n for a, n in zip(cache.lengths_B, counts, strict=True)))
+        cache.place(num_tokens)
+        starts = cache.lengths_B
+        return self._run(tokens_BT, starts, tap_ids, cache=cache, use_cache=True)
+
+    @torch.no_grad()
+    def capture(self, ids: list[list[int]], layer_ids: Sequence[int]) -> list[Tensor]:
+        """Hidden states [S, L, D] on the CPU of each sequence, layers in the order asked for.
+
+        Raises ValueError for a sequence beyond the target's longest and for broken states.
+        """
+        taps: list[Tensor] = [torch.empty(0)] * len(ids)
+        for batch in _batches([len(row) for row in ids], CAPTURE_TOKENS):
+            lengths = [len(ids[i]) for i in batch]
+            self.check_length(max(lengths))
+            tokens_BT = self.pad([ids[i] for i in batch])
+            out = self._run(tokens_BT, [0] * len(batch), layer_ids, use_cache=False)
+            assert out.taps_BTLD is not None
+            for row, (i, length) in enumerate(zip(batch, lengths, strict=True)):
+                check_taps(out.taps_BTLD[row, :length], layer_ids)
+                taps[i] = out.taps_BTLD[row, :length].to("cpu", copy=True)
+        return taps
+
+    def pad(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Token rows as one tensor, padded on the right."""
+        width = max(len(row) for row in rows)
+        padded = [[*row, *[self.pad_id] * (width - len(row))] for row in rows]
+        return torch.tensor(padded, dtype=torch.long, device=self.device)
+
+    def check_length(self, num_tokens: int, *, what: str = "a sequence") -> None:
+        if num_tokens > self.max_length:
+            raise ValueError(
+                f"{what} of {num_tokens} tokens exceeds the {self.max_length} that {self.name} "
+                "takes; shorten the prompt or lower max_new_tokens"
+            )
+
+    def _run(
+        self, tokens_BT: Tensor, starts: list[int], tap_ids: Sequence[int], **cache: Any
+    ) -> Forward:
+        num_tokens = tokens_BT.shape[1]
+        positions_BT = torch.arange(num_tokens, device=self.device) + torch.tensor(
+            starts, device=self.device
+        ).unsqueeze(1)
+        masks = {
+            kind: self._mask(positions_BT, starts, window) for kind, window in self._windows.items()
+        }
+        with tapped(self.model, self.family, tap_ids) as states:
+            hidden_BTD = self._decoder(
+                input_ids=tokens_BT,
+                position_ids=positions_BT.clamp(max=self.max_length - 1),
+                attention_mask=masks.get("", masks),
+                **cache,
+            ).last_hidden_state
+        taps_BTLD = torch.stack([states[k] for k in tap_ids], dim=2) if tap_ids else None
+        return Forward(hidden_BTD, taps_BTLD)
+
+    def _mask(self, positions_BT: Tensor, starts: list[int], window: int | None) -> Tensor | None:
+        """Additive mask [B, 1, T, S], or None where plain causal attention says the same."""
+        num_tokens = positions_BT.shape[1]
+        end = max(starts) + num_tokens
+        same_start = len(set(starts)) == 1
+        plain = same_start and (starts[0] == 0 or num_tokens == 1)
+        if plain and (window is None or end <= window):
+            return None
+        keys_S = torch.arange(end, device=self.device)
+        hidden_BTS = keys_S > positions_BT.unsqueeze(-1)
+        if window is not None:
+            hidden_BTS |= keys_S <= positions_BT.unsqueeze(-1) - window
+        mask_BTS = torch.zeros(hidden_BTS.shape, dtype=self.dtype, device=self.device)
+        return mask_BTS.masked_fill_(hidden_BTS, -torch.inf).unsqueeze(1)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Short hashes that tell another architecture, other weights or another tokenizer.
+
+        Weights: names, shapes and sampled values rounded to bfloat16, so that the dtype they are
+        loaded in doesn't matter.
+        """
+        config = self.model.config
+        skipped = {"dtype", "_name_or_path", "transformers_version", "quantization_config"}
+        sizes = {k: v for k, v in sorted(config.to_dict().items()) if k not in skipped}
+        weights = hashlib.sha256()
+        for name, tensor in self.model.named_parameters():
+            flat = tensor.detach().reshape(-1)
+            sample = flat[:: max(1, flat.numel() // SAMPLES_PER_TENSOR)][:SAMPLES_PER_TENSOR]
+            weights.update(f"{name}{tuple(tensor.shape)}".encode())
+            weights.update(sample.bfloat16().float().cpu().numpy().tobytes())
+        tokenizer = self.tokenizer
+        parts = (
+            sorted(tokenizer.get_vocab().items()),
+            tokenizer(FINGERPRINT_TEXT, add_special_tokens=False)["input_ids"],
+            sorted(tokenizer.all_special_ids),
+            tokenizer.eos_token_id,
+        )
+        return {
+            "architecture": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
+            "weights": weights.hexdigest()[:16],
+            "tokenizer": hashlib.sha256(repr(parts).encode()).hexdigest()[:16],
+        }
+
+
+def _ids(owner: Any) -> set[int]:
+    """The end-of-sequence ids of a config or a tokenizer: none, one or several."""
+    ids = getattr(owner, "eos_token_id", None)
+    return set() if ids is None else {ids} if isinstance(ids, int) else set(ids)
+
+
+def _batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Indices grouped by length so that no group's padded size exceeds `budget`."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and lengths[i] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
