@@ -1,0 +1,304 @@
+// Suffix automaton: automaton.py, step by step.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "choose.hpp"
+
+namespace dlite {
+
+// One edge lies in the state. More lie in a block of the pool, in order of insertion: `capacity`
+// tokens, as many targets, and from kIndexed on a hash table of twice as many places.
+struct State {
+  std::int32_t length, link, first, last, count, num_edges;
+  std::int32_t token;   // of the only edge
+  std::uint32_t place;  // its target, or the block
+};
+static_assert(sizeof(State) == 32);
+
+class EdgePool {
+ public:
+  static std::uint32_t capacity(std::int32_t num_edges) {
+    return std::bit_ceil(static_cast<std::uint32_t>(num_edges));
+  }
+
+  const std::int32_t* block(const State& state) const { return pool_.data() + state.place; }
+
+  // Where the target of an edge stands, or null.
+  std::int32_t* target(State& state, std::int32_t token) {
+    if (state.num_edges <= 1) {
+      const bool found = state.num_edges == 1 && state.token == token;
+      return found ? reinterpret_cast<std::int32_t*>(&state.place) : nullptr;
+    }
+    const std::uint32_t size = capacity(state.num_edges);
+    std::int32_t* tokens = pool_.data() + state.place;
+    if (size < kIndexed) {
+      for (std::int32_t i = 0; i < state.num_edges; ++i)
+        if (tokens[i] == token) return tokens + size + i;
+      return nullptr;
+    }
+    const std::int32_t* index = tokens + 2 * size;
+    for (std::uint32_t at = home(token, size); index[at]; at = (at + 1) & (2 * size - 1)) {
+      const std::int32_t edge = index[at] - 1;
+      if (tokens[edge] == token) return tokens + size + edge;
+    }
+    return nullptr;
+  }
+
+  void insert(State& state, std::int32_t token, std::int32_t target) {
+    const std::int32_t count = state.num_edges++;
+    if (count == 0) {
+      state.token = token;
+      state.place = static_cast<std::uint32_t>(target);
+      return;
+    }
+    if (std::has_single_bit(static_cast<std::uint32_t>(count))) widen(state, count);
+    const std::uint32_t size = capacity(count + 1);
+    std::int32_t* tokens = pool_.data() + state.place;
+    tokens[count] = token;
+    tokens[size + static_cast<std::uint32_t>(count)] = target;
+    if (size >= kIndexed) enter(tokens, size, count);
+  }
+
+  void copy(State& state) {
+    if (state.num_edges <= 1) return;
+    const std::uint32_t size = capacity(state.num_edges);
+    const std::uint32_t fresh = allocate(size);
+    std::memcpy(pool_.data() + fresh, pool_.data() + state.place, ints(size) * 4);
+    state.place = fresh;
+  }
+
+  Region<std::int32_t>& memory() { return pool_; }
+  const Region<std::int32_t>& memory() const { return pool_; }
+
+ private:
+  static constexpr std::uint32_t kIndexed = 16;
+
+  static std::size_t ints(std::uint32_t size) { return size < kIndexed ? 2 * size : 4 * size; }
+
+  static std::uint32_t home(std::int32_t token, std::uint32_t size) {
+    const std::uint32_t mixed = static_cast<std::uint32_t>(token) * 0x9E3779B1u;
+    return mixed >> (32 - std::countr_zero(2 * size));
+  }
+
+  static void enter(std::int32_t* tokens, std::uint32_t size, std::int32_t edge) {
+    std::int32_t* index = tokens + 2 * size;
+    std::uint32_t at = home(tokens[edge], size);
+    while (index[at]) at = (at + 1) & (2 * size - 1);
+    index[at] = edge + 1;
+  }
+
+  void widen(State& state, std::int32_t count) {
+    const std::uint32_t size = static_cast<std::uint32_t>(count), wider = 2 * size;
+    const std::uint32_t fresh = allocate(wider);
+    std::int32_t* to = pool_.data() + fresh;
+    if (count == 1) {
+      to[0] = state.token;
+      to[wider] = static_cast<std::int32_t>(state.place);
+    } else {
+      std::int32_t* from = pool_.data() + state.place;
+      std::memcpy(to, from, size * 4);
+      std::memcpy(to + wider, from + size, size * 4);
+      std::int32_t& free = free_[std::countr_zero(size)];
+      std::memset(from, 0, ints(size) * 4);
+      from[0] = free;
+      free = static_cast<std::int32_t>(state.place) + 1;
+    }
+    if (wider >= kIndexed)
+      for (std::int32_t edge = 0; edge < count; ++edge) enter(to, wider, edge);
+    state.place = fresh;
+  }
+
+  std::uint32_t allocate(std::uint32_t size) {
+    std::int32_t& free = free_[std::countr_zero(size)];
+    if (free) {
+      const std::uint32_t place = static_cast<std::uint32_t>(free) - 1;
+      free = pool_[place];
+      pool_[place] = 0;
+      return place;
+    }
+    return static_cast<std::uint32_t>(pool_.append(ints(size)));
+  }
+
+  Region<std::int32_t> pool_;
+  std::int32_t free_[32] = {};  // per size: the place of the first free block, plus one
+};
+
+class Automaton final : public Source {
+ public:
+  static constexpr std::size_t kMaxTokens = std::size_t{1} << 25;  // places in the pool fit 31 bits
+
+  Automaton(int chain_cap, int search_bound) : search_bound_(search_bound) {
+    if (chain_cap < 0 || chain_cap == 1)
+      throw std::invalid_argument("chain_cap is " + std::to_string(chain_cap) +
+                                  "; give 0 (no cap) or an integer >= 2");
+    if (search_bound < 2)
+      throw std::invalid_argument("search_bound is " + std::to_string(search_bound) +
+                                  "; give an integer >= 2");
+    chain_cap_ = chain_cap ? chain_cap : INT32_MAX;
+    states_.push_back({0, -1, -1, -1, 0, 0, 0, 0});
+  }
+
+  std::mutex& guard() override { return guard_; }
+  void check_open() const override {
+    if (closed_) closed();
+  }
+
+  void extend(const std::int32_t* tokens, std::size_t count) override {
+    if (text_.size() + count > kMaxTokens)
+      throw std::invalid_argument("a corpus holds at most " + std::to_string(kMaxTokens) +
+                                  " tokens; split it");
+    if (count == 0) return;
+    std::int32_t earlier = -1;
+    for (std::size_t i = 0; i < count; ++i) earlier = add(tokens[i]);
+    match_ = states_[index(tail_)].link;
+    match_length_ = length(match_);
+    earlier_ = earlier;
+    stay_in_segment();
+  }
+
+  void end_segment() {
+    add(kEnd);
+    segment_start_ = text_.size();
+    match_ = kRoot;
+    match_length_ = 0;
+  }
+
+  Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) override {
+    return choose(*this, match_, match_length_, earlier_, rule, max_tokens, search_bound_, out);
+  }
+
+  void prefetch() const override {
+    __builtin_prefetch(&states_[index(tail_)]);
+    __builtin_prefetch(&states_[index(match_)]);
+  }
+
+  void wipe_all() {
+    closed_ = true;
+    text_.clear();
+    states_.clear();
+    edges_.memory().clear();
+  }
+
+  void close() {
+    wipe_all();
+    text_.release();
+    states_.release();
+    edges_.memory().release();
+  }
+
+  // What choose.hpp asks of a graph.
+  const std::int32_t* text() const { return text_.data(); }
+  std::size_t text_size() const { return text_.size(); }
+  std::int32_t length(std::int32_t s) const { return states_[index(s)].length; }
+  std::int32_t link(std::int32_t s) const { return states_[index(s)].link; }
+  std::int32_t first(std::int32_t s) const { return states_[index(s)].first; }
+  std::int32_t last(std::int32_t s) const { return states_[index(s)].last; }
+  std::int32_t count(std::int32_t s) const { return states_[index(s)].count; }
+
+  std::int32_t child(std::int32_t s, std::int32_t token) const {
+    auto& self = const_cast<Automaton&>(*this);
+    const std::int32_t* target = self.edges_.target(self.states_[index(s)], token);
+    return target ? *target : -1;
+  }
+
+  Edges edges(std::int32_t s) const {
+    const State& state = states_[index(s)];
+    if (state.num_edges <= 1)
+      return {&state.token, reinterpret_cast<const std::int32_t*>(&state.place), state.num_edges};
+    const std::int32_t* block = edges_.block(state);
+    return {block, block + EdgePool::capacity(state.num_edges), state.num_edges};
+  }
+
+  int search_bound() const { return search_bound_; }
+  std::size_t num_states() const { return states_.size(); }
+  std::size_t used_bytes() const {
+    return text_.used_bytes() + states_.used_bytes() + edges_.memory().used_bytes();
+  }
+  std::size_t allocated_bytes() const {
+    return text_.allocated_bytes() + states_.allocated_bytes() + edges_.memory().allocated_bytes();
+  }
+  std::vector<std::pair<std::uintptr_t, std::size_t>> memory_ranges() const {
+    const auto range = [](const auto& region) {
+      return std::pair(reinterpret_cast<std::uintptr_t>(region.data()), region.allocated_bytes());
+    };
+    return {range(text_), range(states_), range(edges_.memory())};
+  }
+
+ private:
+  static std::size_t index(std::int32_t state) { return static_cast<std::size_t>(state); }
+
+  // Returns the last end, before this one, of the longest match.
+  std::int32_t add(std::int32_t token) {
+    const auto position = static_cast<std::int32_t>(text_.size());
+    text_.push_back(token);
+    const auto state = static_cast<std::int32_t>(states_.size());
+    states_.push_back({length(tail_) + 1, kRoot, position, -1, 0, 0, 0, 0});
+    std::int32_t parent = tail_;
+    while (parent >= 0) {
+      State& from = states_[index(parent)];
+      if (const std::int32_t* target = edges_.target(from, token)) {
+        std::int32_t child = *target;
+        if (length(child) != from.length + 1) child = split(parent, token, child);
+        states_[index(state)].link = child;
+        break;
+      }
+      edges_.insert(from, token, state);
+      parent = from.link;
+    }
+    tail_ = state;
+    const std::int32_t earlier = last(states_[index(state)].link);
+    std::int32_t suffix = state;
+    for (std::int32_t left = chain_cap_; suffix > 0 && left > 0; --left) {
+      State& passed = states_[index(suffix)];
+      ++passed.count;
+      passed.last = position;
+      suffix = passed.link;
+    }
+    return earlier;
+  }
+
+  std::int32_t split(std::int32_t parent, std::int32_t token, std::int32_t child) {
+    const auto clone = static_cast<std::int32_t>(states_.size());
+    State copied = states_[index(child)];
+    copied.length = length(parent) + 1;
+    edges_.copy(copied);
+    states_.push_back(copied);
+    states_[index(child)].link = clone;
+    while (parent >= 0) {
+      std::int32_t* target = edges_.target(states_[index(parent)], token);
+      if (!target || *target != child) break;
+      *target = clone;
+      parent = link(parent);
+    }
+    return clone;
+  }
+
+  // A match that reaches over the segment's start is shortened to it.
+  void stay_in_segment() {
+    const auto limit = static_cast<std::int32_t>(text_.size() - segment_start_);
+    if (match_length_ <= limit) return;
+    while (match_ != kRoot && length(link(match_)) >= limit) {
+      match_ = link(match_);
+      earlier_ = kUnknownEnd;
+    }
+    match_length_ = limit;
+  }
+
+  Region<std::int32_t> text_;
+  Region<State> states_;
+  EdgePool edges_;
+  std::int32_t tail_ = kRoot, match_ = kRoot, match_length_ = 0, earlier_ = -1, chain_cap_;
+  std::size_t segment_start_ = 0;
+  int search_bound_;
+  bool closed_ = false;
+  std::mutex guard_;
+};
+
+}  // namespace dlite

@@ -1,0 +1,250 @@
+// Python's side of the engines: one lock per corpus, and no GIL while they work.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <string>
+
+#include "cursors.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dlite {
+namespace {
+
+using Int32Array = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void take_token(std::vector<std::int32_t>& out, PyObject* item) {
+  const long long token = PyLong_AsLongLong(item);
+  if (token == -1 && PyErr_Occurred()) nb::raise_python_error();
+  if (token < 0 || token >= INT32_MAX)
+    throw std::invalid_argument("token id " + std::to_string(token) +
+                                " can't be indexed; give ids in 0 .. 2147483646");
+  out.push_back(static_cast<std::int32_t>(token));
+}
+
+void take_tokens(std::vector<std::int32_t>& out, nb::handle tokens) {
+  if (PyList_Check(tokens.ptr())) {
+    const Py_ssize_t size = PyList_Size(tokens.ptr());
+    for (Py_ssize_t i = 0; i < size; ++i) take_token(out, PyList_GetItem(tokens.ptr(), i));
+    return;
+  }
+  Int32Array array;
+  if (nb::try_cast(tokens, array, false)) {
+    const std::int32_t* data = array.data();
+    for (std::size_t i = 0; i < array.size(); ++i)
+      if (data[i] < 0 || data[i] == INT32_MAX)
+        throw std::invalid_argument("token id " + std::to_string(data[i]) +
+                                    " can't be indexed; give ids in 0 .. 2147483646");
+    out.insert(out.end(), data, data + array.size());
+    return;
+  }
+  for (nb::handle token : nb::iter(tokens)) {
+    const nb::object number = nb::steal(PyNumber_Index(token.ptr()));
+    if (!number.is_valid()) nb::raise_python_error();
+    take_token(out, number.ptr());
+  }
+}
+
+Rule checked_rule(int rule) {
+  if (rule < 0 || rule > 3)
+    throw std::invalid_argument("rule is " + std::to_string(rule) + "; give one of [0, 1, 2, 3]");
+  return static_cast<Rule>(rule);
+}
+
+// dlite.retrieval.base.Continuation, whose instances are tuples.
+nb::object continuation(const Found& found, const std::int32_t* tokens, std::size_t count) {
+  static PyObject* const type =
+      nb::object(nb::module_::import_("dlite.retrieval.base").attr("Continuation")).release().ptr();
+  nb::object made =
+      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(type), 6));
+  if (!made.is_valid()) nb::raise_python_error();
+  PyObject* list = PyList_New(static_cast<Py_ssize_t>(count));
+  if (!list) nb::raise_python_error();
+  for (std::size_t i = 0; i < count; ++i)
+    PyList_SetItem(list, static_cast<Py_ssize_t>(i), PyLong_FromLong(tokens[i]));
+  PyTuple_SetItem(made.ptr(), 0, list);
+  const std::int32_t fields[] = {found.length, found.support, found.count, found.start,
+                                 found.agreed};
+  for (int i = 0; i < 5; ++i) PyTuple_SetItem(made.ptr(), i + 1, PyLong_FromLong(fields[i]));
+  return made;
+}
+
+// The locks of all the sources' corpora, each taken once and in one order.
+class Locks {
+ public:
+  explicit Locks(const std::vector<Source*>& sources) {
+    for (Source* source : sources) guards_.push_back(&source->guard());
+    std::sort(guards_.begin(), guards_.end());
+    guards_.erase(std::unique(guards_.begin(), guards_.end()), guards_.end());
+    for (std::mutex* guard : guards_) guard->lock();
+  }
+  ~Locks() {
+    for (std::mutex* guard : guards_) guard->unlock();
+  }
+  Locks(const Locks&) = delete;
+  Locks& operator=(const Locks&) = delete;
+
+ private:
+  std::vector<std::mutex*> guards_;
+};
+
+// One lock, waited for without the GIL.
+template <class Work>
+auto locked(Source& source, Work&& work) {
+  nb::gil_scoped_release released;
+  const std::lock_guard lock(source.guard());
+  source.check_open();
+  return work();
+}
+
+void extend(Source& source, nb::handle tokens) {
+  Scratch in;
+  take_tokens(in.tokens, tokens);
+  locked(source, [&] { source.extend(in.tokens.data(), in.tokens.size()); });
+}
+
+nb::object find(Source& source, int rule, int max_tokens) {
+  const Rule checked = checked_rule(rule);
+  Scratch out;
+  const Found found =
+      locked(source, [&] { return source.find(checked, max_tokens, out.tokens); });
+  return continuation(found, out.tokens.data(), out.tokens.size());
+}
+
+nb::list step(nb::sequence sources, nb::sequence tokens, int rule, int max_tokens) {
+  const Rule checked = checked_rule(rule);
+  std::vector<Source*> all;
+  for (nb::handle source : sources) all.push_back(nb::cast<Source*>(source));
+  Scratch in, out;
+  std::vector<std::size_t> in_ends, out_ends;
+  for (nb::handle new_tokens : tokens) {
+    take_tokens(in.tokens, new_tokens);
+    in_ends.push_back(in.tokens.size());
+  }
+  if (in_ends.size() != all.size())
+    throw std::invalid_argument("there are " + std::to_string(all.size()) + " sources and " +
+                                std::to_string(in_ends.size()) +
+                                " lists of tokens; give one list per source");
+  std::vector<Found> found(all.size());
+  {
+    nb::gil_scoped_release released;
+    const Locks locks(all);
+    for (const Source* source : all) {
+      source->check_open();
+      source->prefetch();
+    }
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (in_ends[i] > begin) all[i]->extend(in.tokens.data() + begin, in_ends[i] - begin);
+      begin = in_ends[i];
+      found[i] = all[i]->find(checked, max_tokens, out.tokens);
+      out_ends.push_back(out.tokens.size());
+    }
+  }
+  nb::list result;
+  std::size_t begin = 0;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    result.append(continuation(found[i], out.tokens.data() + begin, out_ends[i] - begin));
+    begin = out_ends[i];
+  }
+  return result;
+}
+
+template <class Index>
+void bind_index(nb::class_<Index, Source>& bound) {
+  bound
+      .def("end_segment", [](Index& self) { locked(self, [&] { self.end_segment(); }); })
+      .def("__len__", [](Index& self) { return locked(self, [&] { return self.text_size(); }); })
+      .def("used_bytes", [](Index& self) { return locked(self, [&] { return self.used_bytes(); }); })
+      .def("allocated_bytes",
+           [](Index& self) { return locked(self, [&] { return self.allocated_bytes(); }); })
+      .def("memory_ranges", &Index::memory_ranges)
+      .def("wipe",
+           [](Index& self) {
+             nb::gil_scoped_release released;
+             const std::lock_guard lock(self.guard());
+             self.wipe_all();
+           })
+      .def("close", [](Index& self) {
+        nb::gil_scoped_release released;
+        const std::lock_guard lock(self.guard());
+        self.close();
+      });
+}
+
+nb::object frozen_arrays(Automaton& automaton) {
+  auto* columns = new FrozenColumns(
+      locked(automaton, [&] { return freeze(automaton); }));
+  const nb::capsule owner(columns, [](void* p) noexcept { delete static_cast<FrozenColumns*>(p); });
+  nb::dict arrays;
+  for (std::size_t i = 0; i < columns->size(); ++i)
+    arrays[kFrozenNames[i]] = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>(
+        (*columns)[i].data(), {(*columns)[i].size()}, owner);
+  return nb::module_::import_("dlite.retrieval.frozen").attr("FrozenArrays")(**arrays);
+}
+
+// A corpus and the arrays that it looks into.
+struct HeldFrozen {
+  nb::object arrays;
+  Frozen frozen;
+};
+
+HeldFrozen hold(nb::object arrays, int search_bound) {
+  arrays.attr("check")();
+  std::array<Array, kFrozenNames.size()> views;
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const auto array = nb::cast<Int32Array>(arrays.attr(kFrozenNames[i]), false);
+    views[i] = {array.data(), array.size()};
+  }
+  return {std::move(arrays), Frozen(views, search_bound)};
+}
+
+}  // namespace
+}  // namespace dlite
+
+NB_MODULE(_native, module) {
+  using namespace dlite;
+  nb::class_<Source>(module, "Source")
+      .def("extend", &extend, "tokens"_a)
+      .def("find", &find, "rule"_a, "max_tokens"_a);
+  module.def("step", &step, "sources"_a, "tokens"_a, "rule"_a, "max_tokens"_a);
+
+  nb::class_<AutomatonCursor, Source>(module, "AutomatonCursor")
+      .def("reset", &AutomatonCursor::reset);
+  nb::class_<Automaton, Source> automaton(module, "Automaton");
+  automaton.def(nb::init<int, int>(), "chain_cap"_a = 64, "search_bound"_a = 256)
+      .def("freeze", &frozen_arrays)
+      .def("cursor", [](nb::object self) {
+        auto& index = nb::cast<Automaton&>(self);
+        index.check_open();
+        return new AutomatonCursor(self, index);
+      });
+  bind_index(automaton);
+
+  nb::class_<ChainCursor, Source>(module, "ChainCursor").def("reset", &ChainCursor::reset);
+  nb::class_<HashChain, Source> chain(module, "HashChain");
+  chain
+      .def(nb::init<int, int, int>(), "min_match"_a = 3, "max_match"_a = 64, "candidates"_a = 64)
+      .def("cursor", [](nb::object self) {
+        auto& index = nb::cast<HashChain&>(self);
+        index.check_open();
+        return new ChainCursor(self, index);
+      });
+  bind_index(chain);
+
+  nb::class_<FrozenCursor, Source>(module, "FrozenCursor").def("reset", &FrozenCursor::reset);
+  nb::class_<HeldFrozen>(module, "Frozen")
+      .def("__init__",
+           [](HeldFrozen* self, nb::object arrays, int search_bound) {
+             new (self) HeldFrozen(hold(std::move(arrays), search_bound));
+           },
+           "arrays"_a, "search_bound"_a = 256)
+      .def("__len__", [](const HeldFrozen& self) { return self.frozen.text_size(); })
+      .def("cursor", [](nb::object self) {
+        return new FrozenCursor(self, nb::cast<HeldFrozen&>(self).frozen);
+      });
+}

@@ -1,0 +1,57 @@
+// What the engines have in common; see base.py for the words.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "region.hpp"
+
+namespace dlite {
+
+constexpr std::int32_t kEnd = -1;
+constexpr int kGroupTokens = 3;
+
+enum class Rule : int { first = 0, recent = 1, vote = 2, majority = 3 };
+
+struct Found {
+  std::int32_t length = 0, support = 0, count = 0, start = -1, agreed = 0;
+};
+
+// Tokens on their way in or out. They are wiped after each call: they may be somebody's secrets.
+class Scratch {
+ public:
+  ~Scratch() { clear(); }
+  void clear() {
+    wipe(tokens.data(), tokens.size() * sizeof(std::int32_t));
+    tokens.clear();
+  }
+  std::vector<std::int32_t> tokens;
+};
+
+// The stretch text[start ..], at most `limit` tokens, up to the end of its segment.
+inline std::size_t following(const Region<std::int32_t>& text, std::int32_t start, int limit) {
+  if (start < 0 || limit <= 0) return 0;
+  std::size_t end = static_cast<std::size_t>(start);
+  const std::size_t stop = std::min(text.size(), end + static_cast<std::size_t>(limit));
+  while (end < stop && text[end] != kEnd) ++end;
+  return end - static_cast<std::size_t>(start);
+}
+
+class Source {
+ public:
+  virtual ~Source() = default;
+  // Held while the source is used. Sources of one corpus share it.
+  virtual std::mutex& guard() = 0;
+  virtual void check_open() const = 0;
+  virtual void prefetch() const {}
+  virtual void extend(const std::int32_t* tokens, std::size_t count) = 0;
+  // Appends the tokens to `out`.
+  virtual Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) = 0;
+};
+
+inline void closed() { throw std::invalid_argument("this index is closed; open a new one"); }
+
+}  // namespace dlite
