@@ -174,9 +174,30 @@ class Automaton final : public Source {
     return choose(*this, match_, match_length_, earlier_, rule, max_tokens, search_bound_, out);
   }
 
-  void prefetch() const override {
-    __builtin_prefetch(&states_[index(tail_)]);
-    __builtin_prefetch(&states_[index(match_)]);
+  void prefetch(int stage, const std::int32_t*, std::size_t) override {
+    if (stage > 0 && warm_ > kRoot) {
+      prefetch_edges(warm_);
+      warm_ = link(warm_);
+    } else if (stage == 0) {
+      warm_ = tail_;
+      __builtin_prefetch(&text_[text_.size()]);
+    }
+    if (warm_ >= kRoot) __builtin_prefetch(&states_[index(warm_)]);
+  }
+
+  void prefetch_find(int stage) const override {
+    if (stage == 0) {
+      if (earlier_ >= 0) __builtin_prefetch(&text_[static_cast<std::size_t>(earlier_) + 1]);
+      prefetch_edges(match_);
+      return;
+    }
+    const Edges below = edges(match_);
+    for (std::int32_t i = 0; i < std::min(below.count, 4); ++i) {
+      const std::int32_t child = below.targets[i];
+      if (stage == 1) __builtin_prefetch(&states_[index(child)]);
+      if (stage == 2) prefetch_edges(child);
+      if (stage == 3) __builtin_prefetch(&states_[index(edges(child).targets[0])]);
+    }
   }
 
   void wipe_all() {
@@ -233,6 +254,11 @@ class Automaton final : public Source {
 
  private:
   static std::size_t index(std::int32_t state) { return static_cast<std::size_t>(state); }
+
+  void prefetch_edges(std::int32_t s) const {
+    const State& state = states_[index(s)];
+    if (state.num_edges > 1) __builtin_prefetch(edges_.block(state));
+  }
 
   // Returns the last end, before this one, of the longest match.
   std::int32_t add(std::int32_t token) {
@@ -295,6 +321,7 @@ class Automaton final : public Source {
   Region<State> states_;
   EdgePool edges_;
   std::int32_t tail_ = kRoot, match_ = kRoot, match_length_ = 0, earlier_ = -1, chain_cap_;
+  std::int32_t warm_ = kRoot;  // where `prefetch` has come to
   std::size_t segment_start_ = 0;
   int search_bound_;
   bool closed_ = false;

@@ -40,11 +40,41 @@ class HashChain final : public Source {
     earlier_.append(count);
     std::copy(tokens, tokens + count, text_.data() + begin);
     make_room(num_grams_ + count / 2 + 1);
+    const std::size_t stop = text_.size();
+    std::size_t at = begin;
     const std::size_t first = segment_start_ + static_cast<std::size_t>(width_) - 1;
-    for (std::size_t at = begin; at < text_.size(); ++at) {
-      if (at + kAhead < text_.size() && at >= first)
-        __builtin_prefetch(&newest_[home(text_.data() + at + kAhead)]);
-      earlier_[at] = at < first ? 0 : exchange(at);
+    for (; at < std::min(first, stop); ++at) earlier_[at] = 0;
+    std::array<std::uint64_t, kAhead> mixes;
+    const auto look_ahead = [&](std::size_t position) {
+      const std::uint64_t mix = mixed(text_.data() + position);
+      mixes[position % kAhead] = mix;
+      __builtin_prefetch(&newest_[home(mix)], 1);
+    };
+    for (std::size_t ahead = at; ahead < std::min(at + kAhead, stop); ++ahead) look_ahead(ahead);
+    for (; at < stop; ++at) {
+      earlier_[at] = exchange(at, mixes[at % kAhead]);
+      if (at + kAhead < stop) look_ahead(at + kAhead);
+    }
+  }
+
+  void prefetch(int stage, const std::int32_t* tokens, std::size_t count) override {
+    const std::size_t size = text_.size();
+    if (stage == 0) {
+      __builtin_prefetch(&text_[size]);
+      __builtin_prefetch(&earlier_[size], 1);
+      return;
+    }
+    if (count != 1 || size < segment_start_ + static_cast<std::size_t>(width_)) return;
+    if (stage == 1) {
+      std::array<std::int32_t, 8> gram;
+      const auto kept = static_cast<std::size_t>(width_) - 1;
+      std::copy(text_.data() + size - kept, text_.data() + size, gram.begin());
+      gram[kept] = tokens[0];
+      warm_ = home(mixed(gram.data() + kept));
+      __builtin_prefetch(&newest_[warm_], 1);
+    } else if (stage == 2 && newest_[warm_]) {
+      __builtin_prefetch(&text_[static_cast<std::size_t>(newest_[warm_]) - 1]);
+      __builtin_prefetch(&earlier_[static_cast<std::size_t>(newest_[warm_]) - 1]);
     }
   }
 
@@ -65,7 +95,7 @@ class HashChain final : public Source {
   Found find_for(const std::int32_t* last, std::size_t size, Rule rule, int max_tokens,
                  std::vector<std::int32_t>& out) {
     if (size < static_cast<std::size_t>(width_) || newest_.size() == 0) return {};
-    for (std::size_t at = home(last); newest_[at]; at = (at + 1) & (newest_.size() - 1))
+    for (std::size_t at = home(mixed(last)); newest_[at]; at = (at + 1) & (newest_.size() - 1))
       if (same(last, text_.data() + newest_[at] - 1))
         return find(last, size, newest_[at], rule, max_tokens, out);
     return {};
@@ -111,32 +141,40 @@ class HashChain final : public Source {
                                 std::to_string(high));
   }
 
-  // Seeded per process, so that no text can be made to collide.
-  static std::uint64_t seed() {
-    static const std::uint64_t drawn = (std::uint64_t{std::random_device{}()} << 32 |
-                                        std::random_device{}()) | 1;
+  // Random keys per process: no text can be made to collide.
+  struct Keys {
+    Keys() {
+      std::random_device draw;
+      for (auto& factor : factors) factor = (std::uint64_t{draw()} << 32 | draw()) | 1;
+    }
+    std::array<std::uint64_t, 8> factors;
+  };
+  static const Keys& keys() {
+    static const Keys drawn;
     return drawn;
   }
 
   bool same(const std::int32_t* a, const std::int32_t* b) const {
-    for (int i = 0; i < width_; ++i)
-      if (a[-i] != b[-i]) return false;
-    return true;
+    if (width_ == 3) return a[0] == b[0] && a[-1] == b[-1] && a[-2] == b[-2];
+    return std::equal(a - width_ + 1, a + 1, b - width_ + 1);
   }
 
-  std::size_t home(const std::int32_t* last) const {
-    std::uint64_t mixed = seed_;
-    for (int i = 0; i < width_; ++i) {
-      mixed = (mixed ^ static_cast<std::uint32_t>(last[-i])) * 0x9E3779B97F4A7C15ull;
-      mixed ^= mixed >> 29;
-    }
-    return static_cast<std::size_t>(mixed * 0xBF58476D1CE4E5B9ull >> shift_);
+  std::uint64_t mixed(const std::int32_t* last) const {
+    const auto term = [&](int i) {
+      return static_cast<std::uint32_t>(last[-i]) * keys_.factors[static_cast<std::size_t>(i)];
+    };
+    if (width_ == 3) return term(0) + term(1) + term(2);
+    std::uint64_t sum = 0;
+    for (int i = 0; i < width_; ++i) sum += term(i);
+    return sum;
   }
+
+  std::size_t home(std::uint64_t mix) const { return static_cast<std::size_t>(mix >> shift_); }
 
   // Enters position `at` as the newest of its gram; returns the one before it, plus one.
-  std::int32_t exchange(std::size_t at) {
+  std::int32_t exchange(std::size_t at, std::uint64_t mix) {
     const std::int32_t* last = text_.data() + at;
-    std::size_t place = home(last);
+    std::size_t place = home(mix);
     while (newest_[place]) {
       if (same(last, text_.data() + newest_[place] - 1))
         return std::exchange(newest_[place], static_cast<std::int32_t>(at) + 1);
@@ -158,7 +196,7 @@ class HashChain final : public Source {
     shift_ = 64 - std::countr_zero(size);
     for (std::size_t i = 0; i < old.size(); ++i) {
       if (!old[i]) continue;
-      std::size_t place = home(text_.data() + old[i] - 1);
+      std::size_t place = home(mixed(text_.data() + old[i] - 1));
       while (newest_[place]) place = (place + 1) & (size - 1);
       newest_[place] = old[i];
     }
@@ -287,8 +325,9 @@ class HashChain final : public Source {
   Region<std::int32_t> earlier_;  // per position: the one before it with the same gram, plus one
   Region<std::int32_t> newest_;   // hash table of positions, plus one
   std::size_t num_grams_ = 0, segment_start_ = 0;
-  std::uint64_t seed_ = seed();
+  const Keys& keys_ = keys();
   int width_, max_match_, candidates_, shift_ = 64;
+  std::size_t warm_ = 0;  // the place that `prefetch` expects to be used
   bool closed_ = false;
   std::mutex guard_;
 };

@@ -133,14 +133,24 @@ nb::list step(nb::sequence sources, nb::sequence tokens, int rule, int max_token
   {
     nb::gil_scoped_release released;
     const Locks locks(all);
-    for (const Source* source : all) {
-      source->check_open();
-      source->prefetch();
-    }
-    std::size_t begin = 0;
+    const auto each = [&](auto&& work) {
+      std::size_t begin = 0;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        work(*all[i], in.tokens.data() + begin, in_ends[i] - begin);
+        begin = in_ends[i];
+      }
+    };
+    for (const Source* source : all) source->check_open();
+    for (int stage = 0; stage < Source::kStages; ++stage)
+      each([&](Source& source, auto* new_tokens, std::size_t count) {
+        source.prefetch(stage, new_tokens, count);
+      });
+    each([&](Source& source, auto* new_tokens, std::size_t count) {
+      if (count > 0) source.extend(new_tokens, count);
+    });
+    for (int stage = 0; stage < Source::kFindStages; ++stage)
+      for (const Source* source : all) source->prefetch_find(stage);
     for (std::size_t i = 0; i < all.size(); ++i) {
-      if (in_ends[i] > begin) all[i]->extend(in.tokens.data() + begin, in_ends[i] - begin);
-      begin = in_ends[i];
       found[i] = all[i]->find(checked, max_tokens, out.tokens);
       out_ends.push_back(out.tokens.size());
     }

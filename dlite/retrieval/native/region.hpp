@@ -69,9 +69,8 @@ class Region {
     std::size_t bytes = capacity_ * sizeof(T);
     bytes += bytes / 2;
     if (bytes < count * sizeof(T)) bytes = count * sizeof(T);
-    bytes = (bytes + kPage - 1) / kPage * kPage;
-    data_ = static_cast<T*>(grow(bytes));
-    capacity_ = bytes / sizeof(T);
+    grow(bytes);
+    capacity_ = mapped_ / sizeof(T);
   }
 
   // Zeroes what was written; the memory stays.
@@ -83,11 +82,7 @@ class Region {
   void release() {
     if (!data_) return;
     clear();
-#if defined(__linux__)
-    munmap(data_, mapped_);
-#else
-    std::free(data_);
-#endif
+    unmap();
     data_ = nullptr;
     capacity_ = mapped_ = 0;
   }
@@ -101,24 +96,57 @@ class Region {
 
  private:
   static constexpr std::size_t kPage = 4096;
-
-  void* grow(std::size_t bytes) {
 #if defined(__linux__)
-    void* fresh = data_ ? mremap(data_, mapped_, bytes, MREMAP_MAYMOVE)
-                        : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                               -1, 0);
-    if (fresh == MAP_FAILED) throw std::bad_alloc();
+  // From here on in huge pages: else nearly every step of a pointer chase misses the TLB too.
+  static constexpr std::size_t kHugePage = std::size_t{1} << 21;
+
+  void grow(std::size_t bytes) {
+    const bool huge = bytes >= kHugePage / 2;
+    const std::size_t page = huge ? kHugePage : kPage;
+    bytes = (bytes + page - 1) / page * page;
+    void* fresh = MAP_FAILED;
+    if (data_) fresh = mremap(data_, mapped_, bytes, huge ? 0 : MREMAP_MAYMOVE);
+    if (fresh == MAP_FAILED) {
+      fresh = map(bytes, huge);
+      if (data_) move_to(fresh);
+    }
+    data_ = static_cast<T*>(fresh);
+    mapped_ = bytes;
+  }
+
+  static void* map(std::size_t bytes, bool huge) {
+    const std::size_t slack = huge ? kHugePage : 0;
+    void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) throw std::bad_alloc();
+    if (!huge) return mapped;
+    char* begin = static_cast<char*>(mapped);
+    const std::size_t skip = (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) %
+                             kHugePage;
+    if (skip > 0) munmap(begin, skip);
+    if (skip < slack) munmap(begin + skip + bytes, slack - skip);
+    madvise(begin + skip, bytes, MADV_HUGEPAGE);
+    return begin + skip;
+  }
+
+  void unmap() { munmap(data_, mapped_); }
 #else
+  void grow(std::size_t bytes) {
+    bytes = (bytes + kPage - 1) / kPage * kPage;
     void* fresh = std::calloc(1, bytes);
     if (!fresh) throw std::bad_alloc();
-    if (data_) {
-      std::memcpy(fresh, data_, used_bytes());
-      wipe(data_, used_bytes());
-      std::free(data_);
-    }
-#endif
+    if (data_) move_to(fresh);
+    data_ = static_cast<T*>(fresh);
     mapped_ = bytes;
-    return fresh;
+  }
+
+  void unmap() { std::free(data_); }
+#endif
+
+  void move_to(void* fresh) {
+    std::memcpy(fresh, data_, used_bytes());
+    wipe(data_, used_bytes());
+    unmap();
   }
 
   T* data_ = nullptr;

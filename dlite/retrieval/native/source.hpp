@@ -46,7 +46,12 @@ class Source {
   // Held while the source is used. Sources of one corpus share it.
   virtual std::mutex& guard() = 0;
   virtual void check_open() const = 0;
-  virtual void prefetch() const {}
+  // Asks the caches for what `extend` of these tokens will touch, and after it `find`, one step of
+  // a pointer chase per stage: in a batch the waits of all the sources then overlap.
+  static constexpr int kStages = 5;
+  virtual void prefetch(int /*stage*/, const std::int32_t* /*tokens*/, std::size_t /*count*/) {}
+  static constexpr int kFindStages = 4;
+  virtual void prefetch_find(int /*stage*/) const {}
   virtual void extend(const std::int32_t* tokens, std::size_t count) = 0;
   // Appends the tokens to `out`.
   virtual Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) = 0;
