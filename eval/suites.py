@@ -18,9 +18,8 @@ from typing import Any
 Row = dict[str, Any]
 
 # Spec-Bench keeps MT-Bench's eight categories in its rows and reports them as one of six tasks.
-SPEC_BENCH_TASKS = dict.fromkeys(
-    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
-    "multi-turn conversation",
+MT_BENCH_CATEGORIES = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
 
 
@@ -147,8 +146,8 @@ def _item(line: str, where: str, stem: str, number: int) -> Item:
     if not isinstance(row, dict):
         raise ValueError(f"{where}: {type(row).__name__} in place of an object with 'turns'")
     category = str(row.get("category", stem))
-    if "question_id" in row:
-        category = SPEC_BENCH_TASKS.get(category, category)
+    if "question_id" in row and category in MT_BENCH_CATEGORIES:
+        category = "multi-turn conversation"
     turns, context = _conversation(row, where)
     name = row.get("id", row.get("question_id", f"{stem}-{number}"))
     return Item(str(name), category, turns, context)
