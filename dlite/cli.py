@@ -109,6 +109,7 @@ def _generate(args: argparse.Namespace) -> None:
         )
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     trained = checkpoint.read(args.draft) if args.draft else None
+    num_draft = _num_draft(args.num_draft, trained.config.num_draft_tokens if trained else None)
     template_kwargs = args.template_kwargs
     if template_kwargs is None:
         template_kwargs = trained.template_kwargs if trained else {}
@@ -134,10 +135,19 @@ def _generate(args: argparse.Namespace) -> None:
     def show(request: Request, tokens: list[int]) -> None:
         print(stream.push(t for t in tokens if t not in request.stop_ids), end="", flush=True)
 
-    num_draft = args.num_draft or (trained.config.num_draft_tokens if trained else 7)
     result = decode(target, [request], drafter, num_draft=num_draft, on_tokens=show)
     print(stream.flush(), flush=True)
     print(_statistics(result, kind), file=sys.stderr)
+
+
+def _num_draft(asked: int | None, trained: int | None) -> int:
+    if asked is None:
+        return trained or 7
+    if asked < 1:
+        raise ValueError(f"--num-draft is {asked}; give at least 1, or --drafter none")
+    if trained is not None and asked > trained:
+        raise ValueError(f"--num-draft is {asked}; the draft model was trained for {trained}")
+    return asked
 
 
 def _load_target(name: str, device: str | None, dtype: str | None) -> TargetModel:
