@@ -11,8 +11,8 @@ Row = dict[str, Any]
 
 # Okabe and Ito's palette, told apart with every common colour blindness; grey is plain decoding.
 GREY = "#8a8a8a"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-PARTS = {"draft": "#d55e00", "verify": "#0072b2", "other": "#c4c4c4"}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#56b4e9", "#e69f00")
+PARTS = {"draft": "#cc79a7", "verify": "#4d4d4d", "other": "#cfcfcf"}
 WIDTH, HEIGHT = 5.8, 3.4  # inches: two figures stand side by side on a page of 1280 pixels
 
 
@@ -56,6 +56,7 @@ def acceptance_by_position(rows: Sequence[Row], key: str, label: str) -> bytes:
             )
             longest = max(longest, len(rates))
     axes.set_ylim(0, 1.02)
+    axes.set_xlim(0.8, longest + 0.2)
     axes.set_xticks(range(1, longest + 1))
     _legend(axes)
     return _png(figure)
@@ -94,6 +95,7 @@ def training_curve(lines: Sequence[Row], key: str, label: str) -> bytes:
     figure, axes = _axes("training step, all stages", label)
     stages = [(stage, list(group)) for stage, group in groupby(lines, lambda line: line["stage"])]
     colour = colours(stage for stage, _ in stages)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     offset = 0
     for stage, group in stages:
         points = [(offset + line["step"], line[key]) for line in group if key in line]
@@ -139,7 +141,7 @@ def _axes(x_label: str, y_label: str) -> tuple[Any, Any]:
 
 def _legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=9, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _png(figure: Any) -> bytes:
