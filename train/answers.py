@@ -29,12 +29,16 @@ class AnswerFile:
             raise ValueError(
                 f"another process is writing {self.path}; wait for it or use another out="
             ) from None
-        if overwrite:
-            self._file.truncate(0)
-        self.ids = self._read_ids()
-        if self.ids:
-            self._check(settings)
-        self._write_settings(settings)
+        try:
+            if overwrite:
+                self._file.truncate(0)
+            self.ids = self._read_ids()
+            if self.ids:
+                self._check(settings)
+            self._write_settings(settings)
+        except ValueError:
+            self._file.close()
+            raise
 
     def append(self, row: dict[str, Any]) -> None:
         assert row["id"] not in self.ids, row["id"]
@@ -77,12 +81,13 @@ class AnswerFile:
                 f"made, is missing; {remedy}"
             )
         made_with = json.loads(self.settings_path.read_text())
-        for key in sorted({*made_with, *settings}):
-            if made_with.get(key) != settings.get(key):
-                raise ValueError(
-                    f"{self.path} was made with {key}={made_with.get(key)}, this run has "
-                    f"{key}={settings.get(key)}; {remedy}"
-                )
+        other = {k for k in {*made_with, *settings} if made_with.get(k) != settings.get(k)}
+        if other:
+            then, now = (
+                ", ".join(f"{k}={values[k]}" for k in sorted(other & values.keys()))
+                for values in (made_with, settings)
+            )
+            raise ValueError(f"{self.path} was made with {then}, this run has {now}; {remedy}")
 
     def _write_settings(self, settings: dict[str, Any]) -> None:
         new = self.settings_path.with_name(f"{self.settings_path.name}.new")

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +57,7 @@ class ChatClient:
 
     def complete_all(
         self, bodies: dict[str, dict[str, Any]], concurrency: int
-    ) -> Iterator[tuple[str, Reply | Rejected]]:
+    ) -> Generator[tuple[str, Reply | Rejected]]:
         """Replies by name as they come. When the server is gone, those under way come first."""
         stop = threading.Event()
 

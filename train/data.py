@@ -187,8 +187,9 @@ def _why_no_anchor(masks: list[list[bool]], longest: int) -> str:
 def _report(sources: object, samples: list[Sample], rejected: Counter[str]) -> None:
     summary = f"{rejected.total()} rows rejected: {reasons(rejected)}"
     if not samples:
+        cause = summary if rejected else "it holds no rows"
         raise ValueError(
-            f"no training samples in {sources} ({summary}); a row needs messages with an answer, "
+            f"no training samples in {sources} ({cause}); a row needs messages with an answer, "
             "or input_ids with a loss_mask"
         )
     print(f"{len(samples)} samples from {sources}; {summary}", file=sys.stderr)

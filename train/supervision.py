@@ -53,11 +53,10 @@ def _turn(target: TargetModel, messages: list[dict[str, Any]], kwargs: dict[str,
     By the template's own assistant mask if it has one, else by the prompt's rendering, which must
     then be a true prefix: a tokenizer may merge text across the border.
     """
-    template = target.tokenizer.get_chat_template(tools=kwargs.get("tools"))
     history = messages[:-1]
     ids = render(target.render, messages, add_generation_prompt=False, **kwargs)
     _check_nothing_dropped(target, messages, ids, kwargs)
-    if GENERATION.search(template):
+    if GENERATION.search(target.tokenizer.get_chat_template(tools=kwargs.get("tools"))):
         mask = _assistant_mask(target, messages, ids, kwargs)
         before = render(target.render, history, add_generation_prompt=False, **kwargs)
         same = next((k for k, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), None)
