@@ -215,6 +215,22 @@ def fetch(name: str | Path) -> Path:
         ) from None
 
 
+def is_checkpoint(name: str) -> bool:
+    """Whether a folder or hub id holds a draft model of either layout."""
+    path = Path(name).expanduser() / CONFIG
+    if not path.is_file():
+        from huggingface_hub import hf_hub_download
+
+        try:
+            path = Path(hf_hub_download(name, CONFIG))
+        except (OSError, ValueError):
+            return False
+    try:
+        return bool({"draft", "dlite_config"} & json.loads(path.read_text()).keys())
+    except ValueError:
+        return False
+
+
 def load(
     folder: str | Path,
     target: TargetModel | None = None,

@@ -1,7 +1,21 @@
 """Checkpoint layouts: how `config.json` states a DraftConfig, in ours and in the DLite authors'.
 
 Both hold the same tensors under the same names; only the config differs. The authors' layout is
-known by its key `dlite_config`, ours by `draft`.
+known by its key `dlite_config`, ours by `draft`. The tensors of a student (linear weights are
+[out, in]; n target layers, N query and G key heads of size H, I the width of the MLP):
+
+    layers.{i}.input_layernorm.weight, layers.{i}.post_attention_layernorm.weight       [D]
+    layers.{i}.self_attn.q_proj.weight [N*H, D], k_proj, v_proj [G*H, D], o_proj       [D, N*H]
+    layers.{i}.self_attn.q_norm.weight, k_norm, where model_type is qwen3             [H]
+    layers.{i}.mlp.gate_proj.weight, up_proj [I, D], down_proj                          [D, I]
+    norm.weight, context_norm.weight                                                    [D]
+    layer_depth_embedding.weight, rows indexed by layer id                              [n, D]
+    sequential_head.prev_token_embedding.weight                                         [V, R]
+    sequential_head.state_proj.weight, from [s; E_r(x)] to [gate; cand]                 [2R, 2R]
+    sequential_head.state_hidden_mlp.weight, from [s; h]                                [R, R+D]
+    sequential_head.output_proj.weight                                                  [V, R]
+
+A teacher adds history_fuse.weight [D, 3D] and history_norm.weight [D].
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers import logging as transformers_logging
 
 from dlite import attention
@@ -79,7 +79,7 @@ def load_model(name: str, *, dtype: str, device: str, revision: str | None) -> t
     origin = {"gguf_file": gguf_file} if gguf_file else {"revision": revision}
     try:
         if gguf_file is None:  # a GGUF states its family only with its weights
-            config, _ = AutoConfig.get_config_dict(source, **origin)  # pyright: ignore
+            config, _ = PreTrainedConfig.get_config_dict(source, **origin)
             family_of(config.get("model_type", ""), name)
         with _quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(

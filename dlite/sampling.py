@@ -26,7 +26,7 @@ def warp(logits_NV: Tensor, sampling: Sampling) -> Tensor:
         logits_NV = logits_NV.masked_fill(logits_NV < kth_N1, -torch.inf)
     probs_NV = logits_NV.softmax(-1)
     if sampling.top_p < 1:
-        sorted_NV, order_NV = probs_NV.sort(-1, descending=True, stable=True)
+        sorted_NV, order_NV = probs_NV.sort(dim=-1, descending=True, stable=True)
         before_NV = sorted_NV.cumsum(-1) - sorted_NV
         sorted_NV = sorted_NV.masked_fill(before_NV >= sampling.top_p, 0.0)
         probs_NV = torch.zeros_like(probs_NV).scatter_(-1, order_NV, sorted_NV)

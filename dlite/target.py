@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlite.families import Family, family_of
@@ -17,6 +18,10 @@ from dlite.loading import load_model
 
 CAPTURE_TOKENS = 4096  # padded tokens per forward of `capture`; bounds its memory, changes no value
 SAMPLES_PER_TENSOR = 64
+ARCHITECTURE_KEYS = (  # of the config, for the fingerprint: what changes the function computed
+    "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim hidden_act rope_parameters sliding_window layer_types"
+).split()
 FINGERPRINT_TEXT = 'Ünïcode, emoji 🙂\n\tdef f(x):  return x ** 2  # 12345\r\n{"key": [1, 2.5e-3]}'
 
 
@@ -116,9 +121,13 @@ class TargetModel:
         return self.model.get_input_embeddings()(ids)
 
     @torch.no_grad()
-    def logits(self, hidden_D: Tensor) -> Tensor:
-        """Float32 logits [..., V] from hidden states after the final norm."""
-        logits_V = self.model.get_output_embeddings()(hidden_D).float()
+    def logits(self, hidden_D: Tensor, head_VD: Tensor | None = None) -> Tensor:
+        """Float32 logits [..., V] from hidden states after the final norm.
+
+        `head_VD`: rows of the LM head to read in place of all (a pruned draft vocabulary's).
+        """
+        head_VD = self.head_weight_VD if head_VD is None else head_VD
+        logits_V = F.linear(hidden_D, head_VD).float()
         if self._softcap is not None:
             logits_V = self._softcap * torch.tanh(logits_V / self._softcap)
         return logits_V
@@ -253,9 +262,8 @@ class TargetModel:
         Weights: names, shapes and sampled values rounded to bfloat16, so that the dtype they are
         loaded in doesn't matter.
         """
-        config = self.model.config
-        skipped = {"dtype", "_name_or_path", "transformers_version", "quantization_config"}
-        sizes = {k: v for k, v in sorted(config.to_dict().items()) if k not in skipped}
+        config = self.model.config.to_dict()
+        sizes = {key: config.get(key) for key in ARCHITECTURE_KEYS}
         weights = hashlib.sha256()
         for name, tensor in self.model.named_parameters():
             flat = tensor.detach().reshape(-1)

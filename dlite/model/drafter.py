@@ -6,6 +6,7 @@ module nor stored in its checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,7 @@ class DraftModel(nn.Module):
         position_A: Tensor,
         context: ContextKeysValues,
         mask_A11C: Tensor | None = None,
+        form: Callable[..., Tensor] = sdpa,
     ) -> Tensor:
         """`hidden` over context keys and values from anywhere, such as a draft-side KV cache."""
         x_AQD = self._block(anchor_A)
@@ -189,7 +191,7 @@ class DraftModel(nn.Module):
             mask = torch.cat([mask_A11C, own], dim=-1).expand(-1, -1, num_block, -1)
         position_AQ = position_A[:, None] + torch.arange(num_block, device=x_AQD.device)
         for layer in self.layers:
-            x_AQD = layer(x_AQD, position_AQ, context, mask, sdpa)
+            x_AQD = layer(x_AQD, position_AQ, context, mask, form)
         return self._head_input(x_AQD)
 
     def _head_input(self, x_AQD: Tensor) -> Tensor:

@@ -1,0 +1,294 @@
+"""The command line: `dlite generate`, `dlite inspect`, `dlite export`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from dlite.decode import DecodeResult
+    from dlite.drafters.base import Drafter
+    from dlite.target import TargetModel
+    from dlite.types import Request
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command. An error is one line on stderr and exit code 2; `--debug` shows where."""
+    args = parser().parse_args(argv)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
+        try:
+            args.run(args)
+        except (ValueError, OSError) as error:
+            if args.debug:
+                raise
+            _say(f"error: {' '.join(str(error).split())}")
+            return 2
+        except KeyboardInterrupt:
+            return 130
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"dlite: {line}", file=sys.stderr)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"dlite: error: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    root = _Parser(prog="dlite", description=__doc__, allow_abbrev=False)
+    commands = root.add_subparsers(metavar="COMMAND", required=True)
+
+    generate = _command(commands, "generate", _generate, "stream the target's answer to a prompt")
+    generate.add_argument("target", metavar="TARGET", help="folder, hub id, .gguf, smollm2-135m")
+    generate.add_argument("--draft", metavar="DIR", help="draft model: folder or hub id")
+    generate.add_argument(
+        "--drafter",
+        choices=("dlite", "ngram", "none"),
+        help="default: dlite with --draft, else ngram",
+    )
+    generate.add_argument("--prompt", metavar="TEXT", help="default: read standard input")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    generate.add_argument("--top-k", type=int, default=0, help="0: off (default)")
+    generate.add_argument("--top-p", type=float, default=1.0, help="1: off (default)")
+    generate.add_argument("--seed", type=int)
+    generate.add_argument("--max-new-tokens", type=int, default=256)
+    generate.add_argument("--num-draft", type=int, help="default: as trained, 7 for ngram")
+    generate.add_argument("--chat", **_flag(True), help="wrap the prompt in the chat template")
+    generate.add_argument(
+        "--template-kwargs", type=json.loads, metavar="JSON", help="default: as in training"
+    )
+    generate.add_argument("--strict", **_flag(False), help="refuse a target of other weights")
+    generate.add_argument("--device", help="default: cuda where there is one, else cpu")
+    generate.add_argument("--dtype", help="default: bfloat16 on cuda, float32 on cpu")
+
+    inspect = _command(commands, "inspect", _inspect, "what a draft model or a target is")
+    inspect.add_argument("name", metavar="DIR|TARGET")
+
+    export = _command(commands, "export", _export, "write a draft model in another layout")
+    export.add_argument("folder", metavar="DIR")
+    export.add_argument("out", metavar="OUT", nargs="?")
+    export.add_argument("--to", choices=("dlite", "authors", "vllm", "sglang"), required=True)
+    export.add_argument("--target", help="record its fingerprints (for imported draft models)")
+    export.add_argument("--overwrite", **_flag(False), help="write into a folder that has files")
+    return root
+
+
+def _command(commands: Any, name: str, run: Any, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    command.add_argument("--debug", **_flag(False), help="show where an error arose")
+    command.set_defaults(run=run)
+    return command
+
+
+def _flag(default: bool) -> dict[str, Any]:
+    return {"action": argparse.BooleanOptionalAction, "default": default}
+
+
+# ---- generate --------------------------------------------------------------------------------
+
+
+def _generate(args: argparse.Namespace) -> None:
+    from dlite import checkpoint
+    from dlite.decode import decode
+    from dlite.streaming import TextStream
+    from dlite.types import Request, Sampling
+
+    kind = args.drafter or ("dlite" if args.draft else "ngram")
+    if (kind == "dlite") != (args.draft is not None):
+        raise ValueError(
+            f"--drafter {kind} and --draft {args.draft}: a draft model goes with --drafter dlite"
+        )
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
+    trained = checkpoint.read(args.draft) if args.draft else None
+    num_draft = _num_draft(args.num_draft, trained.config.num_draft_tokens if trained else None)
+    template_kwargs = args.template_kwargs
+    if template_kwargs is None:
+        template_kwargs = trained.template_kwargs if trained else {}
+    elif trained and template_kwargs != trained.template_kwargs:
+        warnings.warn(
+            f"--template-kwargs {template_kwargs} differ from {trained.template_kwargs} in "
+            "training; fewer drafts may be accepted",
+            stacklevel=1,
+        )
+    prompt = args.prompt if args.prompt is not None else sys.stdin.read()
+    if not prompt.strip():
+        raise ValueError("the prompt is empty; give --prompt TEXT or write it to standard input")
+
+    target = _load_target(args.target, args.device, args.dtype)
+    drafter = _drafter(kind, args, target)
+    if args.chat:
+        ids = target.render([{"role": "user", "content": prompt}], **template_kwargs)
+    else:
+        ids = target.tokenizer(prompt)["input_ids"]
+    request = Request("generate", ids, args.max_new_tokens, target.eos_ids, sampling)
+    stream = TextStream(target.tokenizer)
+
+    def show(request: Request, tokens: list[int]) -> None:
+        print(stream.push(t for t in tokens if t not in request.stop_ids), end="", flush=True)
+
+    result = decode(target, [request], drafter, num_draft=num_draft, on_tokens=show)
+    print(stream.flush(), flush=True)
+    print(_statistics(result, kind), file=sys.stderr)
+
+
+def _num_draft(asked: int | None, trained: int | None) -> int:
+    if asked is None:
+        return trained or 7
+    if asked < 1:
+        raise ValueError(f"--num-draft is {asked}; give at least 1, or --drafter none")
+    if trained is not None and asked > trained:
+        raise ValueError(f"--num-draft is {asked}; the draft model was trained for {trained}")
+    return asked
+
+
+def _load_target(name: str, device: str | None, dtype: str | None) -> TargetModel:
+    import torch
+
+    from dlite.target import TargetModel
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
+    return TargetModel.load(name, dtype=dtype, device=device)
+
+
+def _drafter(kind: str, args: argparse.Namespace, target: TargetModel) -> Drafter | None:
+    if kind == "dlite":
+        from dlite import checkpoint
+        from dlite.drafters.neural import NeuralDrafter
+
+        return NeuralDrafter(checkpoint.load(args.draft, target, strict=args.strict))
+    if kind == "ngram":
+        from dlite.drafters.ngram import NgramDrafter
+
+        return NgramDrafter()
+    return None
+
+
+def _statistics(result: DecodeResult, kind: str) -> str:
+    from dlite.types import tokens_per_step
+
+    (completion,) = result.completions
+    seconds, count = result.times.total_seconds, len(completion.tokens)
+    parts = [
+        f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s)",
+        f"drafter {kind}",
+    ]
+    if completion.rounds:
+        parts.append(f"tau {tokens_per_step(completion.rounds):.2f}")
+    if drafted := sum(r.drafted for r in completion.rounds):
+        accepted = sum(r.accepted for r in completion.rounds)
+        parts.append(f"acceptance {accepted / drafted:.1%} of {drafted} drafted tokens")
+    return "; ".join([*parts, f"finished by {completion.finish_reason}"])
+
+
+# ---- inspect ---------------------------------------------------------------------------------
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    from dlite import checkpoint
+
+    describe = _draft_lines if checkpoint.is_checkpoint(args.name) else _target_lines
+    lines = {**describe(args.name), **_environment_lines()}
+    width = max(map(len, lines))
+    for key, value in lines.items():
+        print(f"{key:<{width}}  {value}")
+
+
+def _draft_lines(name: str) -> dict[str, Any]:
+    from dlite import checkpoint
+
+    found = checkpoint.read(name)
+    lines = {
+        "kind": f"draft model, {found.layout} layout, {found.dtype}",
+        "folder": found.folder,
+        "parameters": f"{found.num_parameters():,}",
+        **found.config.to_dict(),
+        "target": found.target.name if found.target else "not stated",
+    }
+    if found.target:
+        for key in ("family", "architecture", "weights", "tokenizer"):
+            lines[f"target {key}"] = getattr(found.target, key)
+    return lines | {f"training {key}": value for key, value in found.training.items()}
+
+
+def _target_lines(name: str) -> dict[str, Any]:
+    from dlite.checkpoint import TargetRecord
+
+    target = _load_target(name, "cpu", None)
+    record = TargetRecord.of(target)
+    return {
+        "kind": "target",
+        "name": record.name,
+        "parameters": f"{sum(p.numel() for p in target.model.parameters()):,}",
+        "family": record.family,
+        "layers": record.num_layers,
+        "hidden size": record.hidden_size,
+        "vocabulary": record.vocab_size,
+        "longest sequence": record.max_position_embeddings,
+        "end tokens": sorted(target.eos_ids),
+        "chat template": "yes" if target.tokenizer.chat_template else "no",
+        "architecture": record.architecture,
+        "weights": record.weights,
+        "tokenizer": record.tokenizer,
+    }
+
+
+def _environment_lines() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    import dlite
+
+    lines = {"dlite": dlite.__version__}
+    for package in ("torch", "transformers", "vllm"):
+        try:
+            lines[package] = version(package)
+        except PackageNotFoundError:
+            lines[package] = "not installed"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {**lines, "gpu": gpu}
+
+
+# ---- export ----------------------------------------------------------------------------------
+
+
+def _export(args: argparse.Namespace) -> None:
+    from dlite import checkpoint
+
+    if args.to in ("vllm", "sglang"):
+        raise ValueError(
+            f"serving is not built yet, so there is no {args.to} command to print; "
+            "decode with dlite generate, or export --to dlite or authors"
+        )
+    if args.out is None:
+        raise ValueError(f"--to {args.to} writes a folder; name it: dlite export DIR OUT")
+    out = Path(args.out)
+    if not args.overwrite and out.exists() and (out.is_file() or any(out.iterdir())):
+        raise ValueError(f"{out} exists and is not empty; choose another folder, or --overwrite")
+    found = checkpoint.read(args.folder)
+    model = checkpoint.load(found.folder)
+    dtype = model.norm.weight.dtype
+    if args.to == "authors":
+        checkpoint.export_authors(model, out, dtype=dtype)
+    else:
+        target = _load_target(args.target, "cpu", None) if args.target else None
+        if target is not None and found.target is not None:
+            found.target.check(target, strict=True)
+        checkpoint.save(
+            model, out, target=target or found.target, training=found.training, dtype=dtype
+        )
+    print(f"wrote {out} in the {args.to} layout")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""The training loop on a tiny target: resume, accumulation, states, plan, and what stops it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from safetensors.torch import load_file
+
+from dlite.decode import decode
+from dlite.drafters.neural import NeuralDrafter
+from dlite.target import TargetModel
+from dlite.types import Request
+from train import run as program
+from train.config import TrainConfig, check
+from train.data import Sample, load_samples
+from train.loop import Data, Fit
+from train.rollout import walk
+from train.state import latest
+from train.states import LiveStates, MemoryStates
+
+STAGES = [
+    {"name": "teacher", "context": "taps+history", "loss": {"ce": 1.0}, "epochs": 1},
+    {"name": "warmup", "loss": {"kl": 1.0}, "teacher": "teacher", "init": "teacher", "epochs": 1},
+    {"name": "stable", "loss": {"ce": 0.1, "tv": 1.0}, "init": "warmup", "epochs": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def answers(tiny_target: TargetModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target's own greedy answers to a dozen prompts."""
+    chats = [[{"role": "user", "content": f"What is {i} and the dog {i}?"}] for i in range(12)]
+    requests = [Request(str(i), tiny_target.render(m), 24) for i, m in enumerate(chats)]
+    rows = []
+    for messages, done in zip(chats, decode(tiny_target, requests, None).completions, strict=True):
+        answer = {"role": "assistant", "content": tiny_target.tokenizer.decode(done.tokens)}
+        row = {"id": done.request.id, "messages": [*messages, answer]}
+        row |= {"answer_ids": done.tokens, "finish_reason": done.finish_reason}
+        rows.append(json.dumps(row))
+    file = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+@pytest.fixture
+def settings(tiny_folder: Path, answers: Path, tmp_path: Path) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "output": str(tmp_path),
+        "target": {"name": str(tiny_folder)},
+        "model": {"num_hidden_layers": 1, "num_taps": 3, "draft_vocab_size": -1, "rank": 8},
+        "data": {"train": [str(answers)], "eval_samples": 2, "states": "memory"},
+        "optim": {"batch_size": 4, "anchors_per_sample": 6, "learning_rate": 3e-3},
+        "stages": STAGES,
+        "save_every": 1,
+        "eval_every": 2,
+        "log_every": 1,
+    }
+
+
+def configure(settings: dict[str, Any], **changes: Any) -> TrainConfig:
+    from omegaconf import OmegaConf
+
+    merged = OmegaConf.create({**settings, **changes})
+    return check(merged)  # type: ignore[arg-type]
+
+
+def exported(config: TrainConfig) -> dict[str, torch.Tensor]:
+    return load_file(Path(config.output) / config.name / "stages" / "stable" / "model.safetensors")
+
+
+@pytest.mark.parametrize("stage", ["teacher", "warmup", "stable"])
+def test_resume_equals_the_uninterrupted_run_bit_for_bit(
+    settings: dict[str, Any], stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = configure(settings, name="whole")
+    program.train(whole)
+
+    class Killed(Exception):
+        pass
+
+    original = Fit.step
+
+    def dies(self: Fit, step: int) -> Any:
+        if self.stage.config.name == stage and step == 2:
+            raise Killed
+        return original(self, step)
+
+    broken = configure(settings, name="broken")
+    monkeypatch.setattr(Fit, "step", dies)
+    with pytest.raises(Killed):
+        program.train(broken)
+    monkeypatch.setattr(Fit, "step", original)
+    found = latest(Path(broken.output) / "broken" / "state")
+    assert found is not None and (found[1].stage, found[1].step) == (stage, 2)
+    program.train(broken)
+
+    for name, tensor in exported(whole).items():
+        assert torch.equal(tensor, exported(broken)[name]), name
+    lines = [
+        (Path(c.output) / c.name / "metrics.jsonl").read_text().splitlines()
+        for c in (whole, broken)
+    ]
+    timeless = [[_without_speed(text) for text in file] for file in lines]
+    assert timeless[0] == timeless[1]
+
+
+def _without_speed(text: str) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(text).items() if k != "anchors_per_second"}
+
+
+def test_a_resumed_run_with_other_settings_is_refused(settings: dict[str, Any]) -> None:
+    program.train(configure(settings))
+    with pytest.raises(ValueError, match="other settings of seed"):
+        program.train(configure(settings, seed=1))
+
+
+def test_accumulation_over_micro_batches_equals_one_batch(settings: dict[str, Any]) -> None:
+    """N14: samples of unequal supervision; a mean of means would differ."""
+    gradients = []
+    for micro in (0, 1, 3):
+        optim = {**settings["optim"], "micro_batch_size": micro, "anchors_per_sample": 100}
+        run = program.Run(configure(settings, optim=optim, stages=STAGES[:1]))
+        samples = [Sample(s.id, s.input_ids, _cut(s, i)) for i, s in enumerate(run.train)]
+        data = Data(samples, [], LiveStates(run.target, run.layer_ids()))
+        stage = run.build(run.config.stages[0])
+        fit = Fit(stage, data, run.target, run.config, run.accelerator, run.folder)
+        fit.optimizer.step = lambda *_: None
+        fit.optimizer.zero_grad = lambda *_: None
+        loss, _, _ = fit.step(0)
+        gradients.append((loss, [p.grad.clone() for p in stage.parameters() if p.grad is not None]))
+    for loss, grads in gradients[1:]:
+        assert loss == pytest.approx(gradients[0][0], rel=1e-5)
+        for ours, theirs in zip(grads, gradients[0][1], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def _cut(sample: Sample, i: int) -> list[bool]:
+    return [on and t < len(sample.input_ids) - 3 * i for t, on in enumerate(sample.loss_mask)]
+
+
+def test_states_in_memory_equal_live_states(tiny_target: TargetModel, answers: Path) -> None:
+    samples = load_samples([str(answers)], tiny_target).samples
+    live = LiveStates(tiny_target, (0, 2, 3))
+    memory = MemoryStates(tiny_target, (0, 2, 3), samples, 1e9)
+    for kept, fresh in zip(memory.get(samples), live.get(samples), strict=True):
+        torch.testing.assert_close(kept, fresh, rtol=1e-4, atol=1e-5)
+    row = samples[0].loss_mask.index(True) - 1
+    logits = tiny_target.logits(live.get(samples[:1])[0][row, -1])
+    torch.testing.assert_close(memory.log_z(samples)[0][row], logits.logsumexp(-1))
+
+
+def test_states_in_memory_above_the_limit_are_refused(
+    tiny_target: TargetModel, answers: Path
+) -> None:
+    samples = load_samples([str(answers)], tiny_target).samples
+    with pytest.raises(ValueError, match=r"raise data\.states_limit_gb"):
+        MemoryStates(tiny_target, (0, 3), samples, 1000)
+
+
+def test_rollouts_along_answers_are_the_rounds_of_decoding(
+    settings: dict[str, Any], tiny_target: TargetModel, answers: Path
+) -> None:
+    """S1: tau in training comes from the drafter's own rollouts, and is the decoder's tau."""
+    optim = {**settings["optim"], "learning_rate": 1e-2, "anchors_per_sample": 24}
+    stages = [{"name": "student", "loss": {"ce": 1.0}, "epochs": 30}]
+    quiet = {"eval_every": 1000, "save_every": 1000}
+    config = configure(settings, optim=optim, stages=stages, **quiet)
+    program.train(config)
+    run = program.Run(config)
+    model = run.load("student")
+    samples = load_samples([str(answers)], tiny_target).samples
+    states = LiveStates(tiny_target, run.layer_ids())
+    walked = walk(model, samples, states)
+    requests = []
+    for s in samples:
+        first = s.loss_mask.index(True)
+        requests.append(Request(s.id, s.input_ids[:first], len(s.input_ids) - first))
+    decoded = decode(tiny_target, requests, NeuralDrafter(model), batch_size=3)
+
+    def key(r: Any) -> tuple:
+        return (r.request_id, r.accepted, r.emitted, r.cut)
+
+    rounds = [r for c in decoded.completions for r in c.rounds]
+    assert sorted(map(key, walked)) == sorted(map(key, rounds))
+    assert len({r.accepted for r in rounds}) >= 4  # a drafter that learnt enough to be told apart
+
+
+def test_a_nan_stops_the_run_and_names_the_tensor(settings: dict[str, Any]) -> None:
+    """N5."""
+    run = program.Run(configure(settings))
+    stage = run.build(run.config.stages[0])
+    with torch.no_grad():
+        stage.model.layers[0].mlp.up_proj.weight[3, 3] = torch.nan  # type: ignore[union-attr]
+    fit = Fit(
+        stage,
+        Data(run.train, [], LiveStates(run.target, run.layer_ids())),
+        run.target,
+        run.config,
+        run.accelerator,
+        run.folder,
+    )
+    with pytest.raises(ValueError, match=r"step 0: loss is nan.*layers\.0\.mlp\.up_proj\.weight"):
+        fit.step(0)
+
+
+def test_plan_measures_and_writes_what_the_run_will_take(settings: dict[str, Any]) -> None:
+    config = configure(settings, run="plan")
+    program.train(config)
+    folder = Path(config.output) / config.name
+    plan = json.loads((folder / "plan.json").read_text())
+    assert [s["steps"] for s in plan["stages"]] == [3, 3, 6]
+    assert all(s["seconds_per_step"] > 0 for s in plan["stages"])
+    assert not (folder / "state").exists() and not (folder / "export").exists()
+
+
+def test_argmax_labels_are_the_targets_own_choice(settings: dict[str, Any]) -> None:
+    """On greedy answers the target's argmax is the recorded token, so both give one loss."""
+    losses = []
+    for labels in ("data", "argmax"):
+        stages = [{**STAGES[0], "labels": labels}]
+        run = program.Run(configure(settings, stages=stages))
+        stage = run.build(run.config.stages[0])
+        data = Data(run.train, [], LiveStates(run.target, run.layer_ids()))
+        fit = Fit(stage, data, run.target, run.config, run.accelerator, run.folder)
+        losses.append(fit.step(0)[0])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"seed": "many"}, "many"),
+        ({"run": "trian"}, "run is 'trian'; choose one of train, plan"),
+        ({"stages": []}, "stages is empty"),
+        ({"stages": [{**STAGES[1]}]}, "'teacher' is no earlier stage"),
+        ({"stages": [{**STAGES[0], "loss": {}}]}, "no term"),
+        ({"stages": [{**STAGES[0], "loss": {"kl": 1.0}}]}, "kl term and a teacher go together"),
+    ],
+)
+def test_bad_configurations_name_the_key(
+    settings: dict[str, Any], changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        configure(settings, **changes)
+
+
+@pytest.mark.parametrize("override", ["model.nonsense=1", "seed=many", "optim.batch_size=x"])
+def test_bad_arguments_are_one_line_on_the_command_line(
+    override: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert program.main([override]) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ") and "\n" not in error
+    assert override.split("=")[0].split(".")[-1] in error
+
+
+@pytest.mark.parametrize("file", sorted(Path("configs/experiment").glob("*.yaml")))
+def test_every_experiment_composes(file: Path) -> None:
+    overrides = [f"+experiment={file.stem}", "data.train=[answers.jsonl]"]
+    with initialize_config_dir(program.CONFIGS, version_base="1.3"):
+        config = check(compose("train", overrides))
+    assert config.stages and config.target.name

@@ -1,0 +1,239 @@
+"""Train a draft model: `python -m train.run [--config-name NAME] [key=value ...]`.
+
+The same program under `accelerate launch -m train.run` uses several processes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import hydra
+import torch
+from accelerate import Accelerator
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import dlite.checkpoint
+from dlite.model.config import DraftConfig
+from dlite.model.drafter import DraftModel
+from dlite.target import TargetModel
+from dlite.weights import read_tensors, warm_start
+from train.config import StageConfig, TrainConfig, check
+from train.data import Sample, load_samples, token_counts
+from train.loop import Data, Fit
+from train.plan import print_plan
+from train.stages import Stage, build_model, draft_config
+from train.state import Position, latest, write_atomically
+from train.states import LiveStates, MemoryStates, States
+
+CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
+
+
+class Run:
+    """Everything that stays the same from stage to stage."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.folder = Path(config.output) / config.name
+        self.accelerator = Accelerator(
+            mixed_precision=config.mixed_precision,
+            log_with=config.tracker,
+            project_dir=str(self.folder),
+        )
+        self.target = TargetModel.load(
+            config.target.name, dtype=config.target.dtype, device=str(self.accelerator.device)
+        )
+        samples = load_samples(
+            config.data.train,
+            self.target,
+            max_length=config.data.max_length,
+            last_turn_only=config.data.last_turn_only,
+            template_kwargs=config.target.template_kwargs,
+        ).samples
+        self.train, self.held_out = split(samples, config.data.eval_samples)
+        self.draft = draft_config(self.target, config.model, self.train)
+        self.counts_V = token_counts(self.train, self.target.vocab_size)
+
+    def stage_config(self, stage: StageConfig) -> DraftConfig:
+        return replace(self.draft, context=stage.context)  # type: ignore[arg-type]
+
+    def layer_ids(self) -> tuple[int, ...]:
+        """Every target layer that some stage reads, and the last one for the target's rows."""
+        layers = {self.target.num_layers - 1}
+        for stage in self.config.stages:
+            layers |= set(self.stage_config(stage).state_layer_ids)
+        return tuple(sorted(layers))
+
+    def states(self) -> States:
+        if self.config.data.states == "live":
+            return LiveStates(self.target, self.layer_ids())
+        limit = self.config.data.states_limit_gb * 1e9
+        return MemoryStates(self.target, self.layer_ids(), [*self.train, *self.held_out], limit)
+
+    def finished(self, name: str) -> Path:
+        return self.folder / "stages" / name
+
+    def build(self, stage: StageConfig, *, random: bool = False) -> Stage:
+        """A stage's model from its `init`, with its teacher; all `random` to plan a run."""
+        model = self.fresh(stage)
+        if stage.init != "random" and not random:
+            warm_start(model, self.load(stage.init))
+        teacher = None
+        if stage.teacher is not None:
+            named = next(s for s in self.config.stages if s.name == stage.teacher)
+            teacher = self.fresh(named) if random else self.load(stage.teacher)
+            teacher.eval().requires_grad_(False)
+        return Stage(stage, model, self.target, teacher, self.config.optim.gamma)
+
+    def fresh(self, stage: StageConfig) -> DraftModel:
+        return build_model(
+            self.stage_config(stage),
+            self.target,
+            self.counts_V,
+            self.config.model.head_init,
+            self.config.seed,
+        )
+
+    def load(self, name: str) -> DraftModel:
+        (stage,) = (s for s in self.config.stages if s.name == name)
+        model = DraftModel(self.stage_config(stage))
+        model.load_state_dict(read_tensors(self.finished(name)))
+        return model.to(self.target.device).bind(self.target)
+
+    def save(self, stage: Stage, name: str) -> None:
+        """A finished stage, in float32: what later stages start from."""
+        if self.accelerator.is_main_process:
+            dlite.checkpoint.save(
+                stage.model,
+                self.finished(name),
+                target=self.target,
+                training={"template_kwargs": self.config.target.template_kwargs, "stage": name},
+                dtype=torch.float32,
+            )
+        self.accelerator.wait_for_everyone()
+
+    def export(self, stage: Stage) -> None:
+        summary = {
+            "template_kwargs": self.config.target.template_kwargs,
+            "command": "python -m train.run " + " ".join(sys.argv[1:]),
+            "samples": len(self.train),
+            "stages": [
+                {"name": s.name, "epochs": s.epochs, "max_steps": s.max_steps}
+                for s in self.config.stages
+            ],
+        }
+        dlite.checkpoint.save(
+            stage.model, self.folder / "export", target=self.target, training=summary
+        )
+
+
+def split(samples: list[Sample], num_held_out: int) -> tuple[list[Sample], list[Sample]]:
+    """Held-out samples, chosen by their ids alone, and the others."""
+    import hashlib
+
+    ranked = sorted(samples, key=lambda s: hashlib.sha256(s.id.encode()).hexdigest())
+    if num_held_out >= len(samples):
+        raise ValueError(
+            f"data.eval_samples is {num_held_out} of {len(samples)} samples; leave some to train on"
+        )
+    held_out = {s.id for s in ranked[:num_held_out]}
+    return [s for s in samples if s.id not in held_out], [s for s in samples if s.id in held_out]
+
+
+def keep_metrics_up_to(folder: Path, stages: list[StageConfig], position: Position | None) -> None:
+    """Drop lines of steps that a resumed run does again; all of them when it starts over."""
+    file = folder / "metrics.jsonl"
+    names = [s.name for s in stages]
+    kept = ""
+    if file.exists() and position is not None:
+        now = names.index(position.stage), position.step
+        for text in file.read_text().splitlines(keepends=True):
+            line = json.loads(text)
+            if (names.index(line["stage"]), line["step"]) <= now:
+                kept += text
+    write_atomically(file, kept)
+
+
+def train(config: TrainConfig) -> None:
+    run = Run(config)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    if config.run == "plan":
+        print_plan(run)
+        return
+    found = latest(run.folder / "state") if config.resume else None
+    if run.accelerator.is_main_process:
+        check_same_run(run, resuming=found is not None)
+        keep_metrics_up_to(run.folder, config.stages, found[1] if found else None)
+    if config.tracker:
+        run.accelerator.init_trackers("dlite", json.loads(as_json(config)))
+    data = Data(run.train, run.held_out, run.states())
+    names = [s.name for s in config.stages]
+    first = names.index(found[1].stage) if found else 0
+    stage = None
+    for number, stage_config in enumerate(config.stages[first:], start=first):
+        stage = run.build(stage_config)
+        run.accelerator.free_memory()
+        fit = Fit(stage, data, run.target, config, run.accelerator, run.folder)
+        start = 0
+        if found is not None and number == first:
+            run.accelerator.load_state(str(found[0]))
+            start = found[1].step
+        fit.run(start)
+        run.save(stage, stage_config.name)
+        fit.save(fit.num_steps)
+    assert stage is not None
+    if run.accelerator.is_main_process:
+        run.export(stage)
+        print(f"draft model: {run.folder / 'export'}")
+    run.accelerator.end_training()
+
+
+def as_json(config: TrainConfig) -> str:
+    return json.dumps(OmegaConf.to_container(OmegaConf.structured(config)), sort_keys=True)
+
+
+def check_same_run(run: Run, *, resuming: bool) -> None:
+    """A resumed run must have the settings that it was begun with; say which differ."""
+    file = run.folder / "config.yaml"
+    now = OmegaConf.structured(run.config)
+    if resuming and file.exists():
+        before, ours = (OmegaConf.to_container(c) for c in (OmegaConf.load(file), now))
+        assert isinstance(before, dict) and isinstance(ours, dict)
+        free = {"run", "resume", "tracker", "log_every", "eval_every", "save_every", "keep_states"}
+        differing = sorted(k for k in ours if k not in free and before.get(k) != ours[k])
+        if differing:
+            raise ValueError(
+                f"{run.folder} was begun with other settings of {', '.join(map(str, differing))}; "
+                "use them again, or give another name= or resume=false"
+            )
+    write_atomically(file, OmegaConf.to_yaml(now))
+
+
+def main(argv: list[str]) -> int:
+    """One run, or with `--multirun` Hydra's sweep over comma-separated values."""
+    if {"-m", "--multirun"} & set(argv):
+        hydra.main(version_base="1.3", config_path=CONFIGS, config_name="train")(_run)()
+        return 0
+    try:
+        with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
+            composed = hydra.compose("train", argv)
+        _run(composed)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(composed: DictConfig) -> None:
+    train(check(composed))
+
+
+ConfigStore.instance().store("schema", TrainConfig)
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
