@@ -47,8 +47,9 @@ installed_torch() {
         'from importlib.metadata import version; print("torch==" + version("torch"))' 2>/dev/null
 }
 
-# What is installed depends on these two files and, being editable, on where the tree lies.
-wanted=$({ cat "$root/pyproject.toml" "$root/scripts/setup.sh"; printf '%s' "$root"; } | cksum)
+# What is installed depends on these files and, being editable, on where the tree lies.
+wanted=$({ cat "$root/pyproject.toml" "$root/scripts/setup.sh" "$root/CMakeLists.txt" \
+    "$root"/dlite/retrieval/native/*; printf '%s' "$root"; } | cksum)
 
 if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
     exit 0

@@ -37,14 +37,16 @@ def longest_match(text: list[int], stream: list[int]) -> tuple[int, list[int]]:
 
 
 def match_among_newest(
-    text: list[int], stream: list[int], min_match: int, max_match: int, candidates: int
+    text: list[int], stream: list[int], own: bool, limits: tuple[int, int, int]
 ) -> tuple[int, list[int]]:
-    """The hash chain's: among the newest ends of the stream's last `min_match` tokens."""
+    """The hash chain's: among the newest ends of the stream's last `min_match` tokens. The text's
+    last position is no candidate where the stream is the text's `own` tail."""
+    min_match, max_match, candidates = limits
     if len(stream) < min_match:
         return 0, []
     size, gram = min_match, stream[-min_match:]
-    own = len(text) - 1 if text and text[-len(stream) :] == stream else len(text)
-    ends = [e for e in range(own) if e >= size - 1 and text[e - size + 1 : e + 1] == gram]
+    places = range(size - 1, len(text) - own)
+    ends = [e for e in places if text[e - size + 1 : e + 1] == gram]
     ends = [e for e in ends[-candidates:] if after(text, e, 1)]
     for size in range(min(max_match, len(stream)), min_match - 1, -1):
         kept = [e for e in ends if e >= size - 1 and text[e - size + 1 : e + 1] == stream[-size:]]
@@ -84,6 +86,26 @@ def continuation(
         end = max(left) if agreed else end
     tokens = after(text, end, max_tokens)
     return Continuation(tokens, length, len(ends), count, end + 1, agreed)
+
+
+class Follower:
+    """What a cursor may match: as each token came, the longest suffix that occurred by then."""
+
+    def __init__(self) -> None:
+        self.stream: list[int] = []
+        self.length = 0
+
+    def extend(self, text: list[int], token: int) -> None:
+        self.stream.append(token)
+        size = self.length + 1
+        while size and not any(
+            text[i : i + size] == self.stream[-size:] for i in range(len(text) - size + 1)
+        ):
+            size -= 1
+        self.length = size
+
+    def matched(self) -> list[int]:
+        return self.stream[len(self.stream) - self.length :]
 
 
 class CappedStrings:

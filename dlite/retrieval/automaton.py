@@ -42,7 +42,7 @@ class Automaton:
         self.edges: list[dict[int, int]] = [{}]
         self._tail = ROOT
         self._segment_start = 0
-        # State and length of the longest match, and its last end before the present one (None: unknown).
+        # State and length of the longest match, and its last earlier end (None: unknown).
         self._match: tuple[int, int, int | None] = (ROOT, 0, -1)
         self._closed = False
 

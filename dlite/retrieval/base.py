@@ -27,7 +27,7 @@ class Rule(IntEnum):
 class Continuation(NamedTuple):
     """Tokens that followed the longest match.
 
-    `count` of its `support` occurrences go on with `tokens[:3]` (MAJORITY: with the agreed tokens
+    `votes` of its `support` occurrences go on with `tokens[:3]` (MAJORITY: with the agreed tokens
     among those three). `agreed` is the length of the majority prefix (MAJORITY only). `start` is
     the corpus position of `tokens[0]`, -1 where the engine doesn't say. Larger is more recent.
     """
@@ -35,7 +35,7 @@ class Continuation(NamedTuple):
     tokens: list[int]
     match_length: int
     support: int
-    count: int
+    votes: int
     start: int
     agreed: int
 

@@ -128,7 +128,7 @@ class Frozen:
     def __init__(self, arrays: FrozenArrays, search_bound: int = DEFAULT_BOUND) -> None:
         arrays.check()
         self.search_bound = search_bound
-        views = {name: memoryview(array) for name, array in arrays.named().items()}
+        views = {name: array.data for name, array in arrays.named().items()}
         self.text, self.length, self.link = views["text"], views["length"], views["link"]
         self.first, self.last, self.count = views["first"], views["last"], views["count"]
         self._start, self._token = views["edge_start"], views["edge_token"]
