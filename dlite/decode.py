@@ -137,7 +137,7 @@ class _Loop:
         last_B = torch.tensor(counts, device=self.target.device) - 1
         logits_BV = self.target.logits(out.hidden_BTD[torch.arange(len(new)), last_B])
         self._take_taps(new, out.taps_BTLD, last_B)
-        verdicts = self._judge(new, [Draft()] * len(new), logits_BV)
+        verdicts = judge(new, [Draft()] * len(new), logits_BV)
         seconds = time.perf_counter() - start
         for row, verdict in zip(new, verdicts, strict=True):
             row.completion.prefill_seconds = seconds
@@ -157,7 +157,7 @@ class _Loop:
         out = self.target.forward(tokens_BT, self.cache, counts_B=counts, tap_ids=self.tap_ids)
         count_B = torch.tensor(counts, device=self.target.device)
         used_BT = torch.arange(max(counts), device=self.target.device) < count_B.unsqueeze(1)
-        verdicts = self._judge(self.rows, drafts, self.target.logits(out.hidden_BTD[used_BT]))
+        verdicts = judge(self.rows, drafts, self.target.logits(out.hidden_BTD[used_BT]))
         accepted = [verdict.num_accepted for verdict in verdicts]
         self.cache.advance([n + 1 for n in accepted])
         accepted_B = torch.tensor(accepted, device=self.target.device)
@@ -178,22 +178,6 @@ class _Loop:
         ]
         drafts = self.drafter.propose(views)
         return [_clip(draft, view.max_draft) for draft, view in zip(drafts, views, strict=True)]
-
-    def _judge(
-        self, rows: Sequence[Row], drafts: Sequence[Draft], logits_NV: Tensor
-    ) -> list[Verdict]:
-        """`logits_NV` holds the rows' K+1 rows each, one after the other."""
-        argmax_N = logits_NV.argmax(-1).tolist()
-        verdicts = []
-        end = 0
-        for row, draft in zip(rows, drafts, strict=True):
-            start, end = end, end + len(draft.tokens) + 1
-            if row.request.sampling.greedy:
-                verdicts.append(verify_greedy(argmax_N[start:end], draft.tokens))
-            else:
-                p_NV = warp(logits_NV[start:end], row.request.sampling)
-                verdicts.append(verify(p_NV, draft, row.uniform))
-        return verdicts
 
     def _take_taps(self, rows: Sequence[Row], taps_BTLD: Tensor | None, at_B: Tensor) -> None:
         if taps_BTLD is None:
@@ -238,6 +222,21 @@ class _Loop:
             order[hole] = moved
         self.rows = [self.rows[i] for i in order]
         self.cache.select(order)
+
+
+def judge(rows: Sequence[Row], drafts: Sequence[Draft], logits_NV: Tensor) -> list[Verdict]:
+    """`logits_NV` holds K+1 rows for each request, one request after the other."""
+    argmax_N = logits_NV.argmax(-1).tolist()
+    verdicts = []
+    end = 0
+    for row, draft in zip(rows, drafts, strict=True):
+        start, end = end, end + len(draft.tokens) + 1
+        if row.request.sampling.greedy:
+            verdicts.append(verify_greedy(argmax_N[start:end], draft.tokens))
+        else:
+            p_NV = warp(logits_NV[start:end], row.request.sampling)
+            verdicts.append(verify(p_NV, draft, row.uniform))
+    return verdicts
 
 
 def _clip(draft: Draft, max_draft: int) -> Draft:
