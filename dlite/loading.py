@@ -95,7 +95,7 @@ def load_model(name: str, *, dtype: str, device: str, revision: str | None) -> t
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"target {name!r} can't be loaded: {reason}") from None
     family_of(model.config.model_type, name)
-    absent = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
+    absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if absent:
         raise ValueError(
             f"{name} lacks {len(absent)} tensors of its architecture or has them in another shape "
@@ -114,6 +114,7 @@ def _from_safetensors(
         attn_implementation=attention.NAME,
         use_safetensors=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with the missing ones
     )
     return *loaded, AutoTokenizer.from_pretrained(source, revision=revision)
 
@@ -125,6 +126,7 @@ def _from_gguf(source: str, file: str, dtype: torch.dtype) -> tuple[Any, dict[st
         dtype=dtype,
         attn_implementation=attention.NAME,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with the missing ones
     )
     # AutoTokenizer would parse the file once more, for seconds, to learn its model_type.
     return *loaded, PreTrainedTokenizerFast.from_pretrained(source, gguf_file=file)
