@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-NAME = "dlite_sdpa"
+NAME = "dlite"  # with "sdpa" in it, transformers would refuse it for models that softcap
 
 
 def attention(

@@ -178,6 +178,8 @@ def read(folder: str | Path) -> Checkpoint:
         raw = json.loads((path / CONFIG).read_text())
     except ValueError as error:
         raise ValueError(f"{path / CONFIG} is no JSON ({error}); restore it") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path / CONFIG} is no JSON object; restore it")
     record = raw.get("target")
     if record is not None and set(record) != {f.name for f in fields(TargetRecord)}:
         raise ValueError(
@@ -226,7 +228,7 @@ def is_checkpoint(name: str) -> bool:
         except (OSError, ValueError):
             return False
     try:
-        return bool({"draft", "dlite_config"} & json.loads(path.read_text()).keys())
+        return not {"draft", "dlite_config"}.isdisjoint(json.loads(path.read_text()))
     except ValueError:
         return False
 

@@ -155,7 +155,11 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
 
     from dlite.target import TargetModel
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = torch.cuda.is_available()
+    device = device or ("cuda" if gpu else "cpu")
+    if device.partition(":")[0] not in (("cpu", "cuda") if gpu else ("cpu",)):
+        here = "cpu and cuda" if gpu else "only cpu: PyTorch sees no GPU"
+        raise ValueError(f"--device is {device!r}, and this machine has {here}")
     dtype = dtype or ("float32" if device == "cpu" else "bfloat16")
     return TargetModel.load(name, dtype=dtype, device=device)
 

@@ -5,31 +5,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from dlite.drafters.base import Drafter
+from dlite.running import Completion, Row
 from dlite.sampling import warp
-from dlite.target import TargetModel, check_taps
+from dlite.taps import check_taps
+from dlite.target import TargetModel
 from dlite.types import Draft, Request, Round, Verdict, View
 from dlite.verify import verify, verify_greedy
 
 PREFILL_TOKENS = 8192  # padded prompt tokens per prefill forward; bounds its memory
 OnTokens = Callable[[Request, list[int]], None]
-
-
-@dataclass(slots=True)
-class Completion:
-    """`tokens` are the generated ones, a stop token included. The prefill's token is no round."""
-
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: Literal["stop", "length"] | None = None
-    rounds: list[Round] = field(default_factory=list)
-    prefill_seconds: float = 0.0  # of the forward that this request's prompt shared
 
 
 @dataclass(slots=True)
@@ -82,7 +72,7 @@ def decode(
             what=f"request {request.id!r}: prompt + max_new_tokens",
         )
     loop = _Loop(target, drafter, num_draft, min(batch_size, len(requests)), on_tokens)
-    rows = [_Row(request) for request in requests]
+    rows = [Row(request) for request in requests]
     start = time.perf_counter()
     try:
         waiting = deque(rows)
@@ -97,46 +87,6 @@ def decode(
                 drafter.finish(row.request)
     loop.times.total_seconds = time.perf_counter() - start
     return DecodeResult([row.completion for row in rows], loop.times)
-
-
-class _Row:
-    """A running request: what is committed, its randomness, the taps before its anchor."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.tokens = list(request.prompt)  # prompt + committed; the last one is the anchor
-        self.completion = Completion(request)
-        self.taps_LD: Tensor | None = None
-        self._generator = torch.Generator()
-        if request.sampling.seed is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(request.sampling.seed)
-
-    @property
-    def done(self) -> bool:
-        return self.completion.finish_reason is not None
-
-    @property
-    def remaining(self) -> int:
-        return self.request.max_new_tokens - len(self.completion.tokens)
-
-    def uniform(self) -> float:
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
-
-    def commit(self, tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
-        """Appends tokens up to the first stop token or the length limit; returns those kept."""
-        kept = tokens[: self.remaining]
-        for index, token in enumerate(kept):
-            if token in stop_ids:
-                kept = kept[: index + 1]
-                self.completion.finish_reason = "stop"
-                break
-        self.tokens += kept
-        self.completion.tokens += kept
-        if self.remaining == 0 and not self.done:
-            self.completion.finish_reason = "length"
-        return kept
 
 
 class _Loop:
@@ -156,7 +106,7 @@ class _Loop:
         self.batch_size = batch_size
         self.on_tokens = on_tokens
         self.tap_ids = drafter.tap_ids if drafter is not None else ()
-        self.rows: list[_Row] = []
+        self.rows: list[Row] = []
         self.cache = target.new_cache(batch_size, 256)
         self.cache.select([])
         self.times = Times()
@@ -165,7 +115,7 @@ class _Loop:
     def has_room(self) -> bool:
         return len(self.rows) < self.batch_size
 
-    def admit(self, waiting: deque[_Row]) -> None:
+    def admit(self, waiting: deque[Row]) -> None:
         """Prefills as many waiting rows as there is room for and commits their first tokens."""
         new = [waiting.popleft()]
         width = len(new[0].tokens)
@@ -187,7 +137,7 @@ class _Loop:
         last_B = torch.tensor(counts, device=self.target.device) - 1
         logits_BV = self.target.logits(out.hidden_BTD[torch.arange(len(new)), last_B])
         self._take_taps(new, out.taps_BTLD, last_B)
-        verdicts = self._judge(new, [Draft()] * len(new), logits_BV)
+        verdicts = judge(new, [Draft()] * len(new), logits_BV)
         seconds = time.perf_counter() - start
         for row, verdict in zip(new, verdicts, strict=True):
             row.completion.prefill_seconds = seconds
@@ -207,7 +157,7 @@ class _Loop:
         out = self.target.forward(tokens_BT, self.cache, counts_B=counts, tap_ids=self.tap_ids)
         count_B = torch.tensor(counts, device=self.target.device)
         used_BT = torch.arange(max(counts), device=self.target.device) < count_B.unsqueeze(1)
-        verdicts = self._judge(self.rows, drafts, self.target.logits(out.hidden_BTD[used_BT]))
+        verdicts = judge(self.rows, drafts, self.target.logits(out.hidden_BTD[used_BT]))
         accepted = [verdict.num_accepted for verdict in verdicts]
         self.cache.advance([n + 1 for n in accepted])
         accepted_B = torch.tensor(accepted, device=self.target.device)
@@ -229,23 +179,7 @@ class _Loop:
         drafts = self.drafter.propose(views)
         return [_clip(draft, view.max_draft) for draft, view in zip(drafts, views, strict=True)]
 
-    def _judge(
-        self, rows: Sequence[_Row], drafts: Sequence[Draft], logits_NV: Tensor
-    ) -> list[Verdict]:
-        """`logits_NV` holds the rows' K+1 rows each, one after the other."""
-        argmax_N = logits_NV.argmax(-1).tolist()
-        verdicts = []
-        end = 0
-        for row, draft in zip(rows, drafts, strict=True):
-            start, end = end, end + len(draft.tokens) + 1
-            if row.request.sampling.greedy:
-                verdicts.append(verify_greedy(argmax_N[start:end], draft.tokens))
-            else:
-                p_NV = warp(logits_NV[start:end], row.request.sampling)
-                verdicts.append(verify(p_NV, draft, row.uniform))
-        return verdicts
-
-    def _take_taps(self, rows: Sequence[_Row], taps_BTLD: Tensor | None, at_B: Tensor) -> None:
+    def _take_taps(self, rows: Sequence[Row], taps_BTLD: Tensor | None, at_B: Tensor) -> None:
         if taps_BTLD is None:
             return
         taps_BLD = taps_BTLD[torch.arange(len(rows), device=at_B.device), at_B]
@@ -253,7 +187,7 @@ class _Loop:
         for row, taps_LD in zip(rows, taps_BLD, strict=True):
             row.taps_LD = taps_LD
 
-    def _end_round(self, row: _Row, draft: Draft, verdict: Verdict) -> None:
+    def _end_round(self, row: Row, draft: Draft, verdict: Verdict) -> None:
         if self.drafter is not None:
             self.drafter.observe(row.request, draft, verdict)
         accepted = draft.tokens[: verdict.num_accepted]
@@ -269,7 +203,7 @@ class _Loop:
             )
         )
 
-    def _commit(self, row: _Row, tokens: list[int]) -> list[int]:
+    def _commit(self, row: Row, tokens: list[int]) -> list[int]:
         kept = row.commit(tokens, row.request.stop_ids | self.target.eos_ids)
         if self.on_tokens is not None:
             self.on_tokens(row.request, kept)
@@ -288,6 +222,21 @@ class _Loop:
             order[hole] = moved
         self.rows = [self.rows[i] for i in order]
         self.cache.select(order)
+
+
+def judge(rows: Sequence[Row], drafts: Sequence[Draft], logits_NV: Tensor) -> list[Verdict]:
+    """`logits_NV` holds K+1 rows for each request, one request after the other."""
+    argmax_N = logits_NV.argmax(-1).tolist()
+    verdicts = []
+    end = 0
+    for row, draft in zip(rows, drafts, strict=True):
+        start, end = end, end + len(draft.tokens) + 1
+        if row.request.sampling.greedy:
+            verdicts.append(verify_greedy(argmax_N[start:end], draft.tokens))
+        else:
+            p_NV = warp(logits_NV[start:end], row.request.sampling)
+            verdicts.append(verify(p_NV, draft, row.uniform))
+    return verdicts
 
 
 def _clip(draft: Draft, max_draft: int) -> Draft:

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers import logging as transformers_logging
 
 from dlite import attention
 from dlite.families import family_of
+from dlite.patches import fast_gguf
 
 DTYPES = {
     "float32": torch.float32,
@@ -76,33 +82,54 @@ def load_model(name: str, *, dtype: str, device: str, revision: str | None) -> t
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)}")
     source, gguf_file = locate(name)
-    origin = {"gguf_file": gguf_file} if gguf_file else {"revision": revision}
     try:
-        if gguf_file is None:  # a GGUF states its family only with its weights
-            config, _ = PreTrainedConfig.get_config_dict(source, **origin)
+        if gguf_file is not None:
+            with _quiet(), fast_gguf():
+                model, report, tokenizer = _from_gguf(source, gguf_file, DTYPES[dtype])
+        else:
+            config, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
             family_of(config.get("model_type", ""), name)
-        with _quiet():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source,
-                dtype=DTYPES[dtype],
-                attn_implementation=attention.NAME,
-                output_loading_info=True,
-                **origin,
-                **({} if gguf_file else {"use_safetensors": True}),
-            )
-            model, report = loaded
-            tokenizer = AutoTokenizer.from_pretrained(source, **origin)
+            with _quiet():
+                model, report, tokenizer = _from_safetensors(source, revision, DTYPES[dtype])
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"target {name!r} can't be loaded: {reason}") from None
     family_of(model.config.model_type, name)
-    absent = sorted({*report["missing_keys"], *(str(key) for key in report["mismatched_keys"])})
+    absent = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if absent:
         raise ValueError(
             f"{name} lacks {len(absent)} tensors of its architecture or has them in another shape "
             f"({', '.join(absent[:3])}); they would be random, so download the weights again"
         )
     return model.to(device).eval().requires_grad_(False), tokenizer
+
+
+def _from_safetensors(
+    source: str, revision: str | None, dtype: torch.dtype
+) -> tuple[Any, dict[str, Any], Any]:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source,
+        revision=revision,
+        dtype=dtype,
+        attn_implementation=attention.NAME,
+        use_safetensors=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with the missing ones
+    )
+    return *loaded, AutoTokenizer.from_pretrained(source, revision=revision)
+
+
+def _from_gguf(source: str, file: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any], Any]:
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=file,
+        dtype=dtype,
+        attn_implementation=attention.NAME,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with the missing ones
+    )
+    # AutoTokenizer would parse the file once more, for seconds, to learn its model_type.
+    return *loaded, PreTrainedTokenizerFast.from_pretrained(source, gguf_file=file)
 
 
 class _quiet:

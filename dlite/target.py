@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from dlite.families import Family, family_of
+from dlite.families import family_of
+from dlite.fingerprint import fingerprint
 from dlite.kv_cache import KVCache
 from dlite.loading import load_model
+from dlite.taps import check_taps, tapped
 
 CAPTURE_TOKENS = 4096  # padded tokens per forward of `capture`; bounds its memory, changes no value
-SAMPLES_PER_TENSOR = 64
-ARCHITECTURE_KEYS = (  # of the config, for the fingerprint: what changes the function computed
-    "model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim hidden_act rope_parameters sliding_window layer_types"
-).split()
-FINGERPRINT_TEXT = 'Ünïcode, emoji 🙂\n\tdef f(x):  return x ** 2  # 12345\r\n{"key": [1, 2.5e-3]}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,51 +25,6 @@ class Forward:
 
     hidden_BTD: Tensor
     taps_BTLD: Tensor | None
-
-
-@contextmanager
-def tapped(
-    model: nn.Module, family: Family, layer_ids: Sequence[int]
-) -> Iterator[dict[int, Tensor]]:
-    """Collects the outputs of decoder layers during a forward; the only code that reads them.
-
-    Id k is the output of 0-based layer k; the last layer's is read after the final norm.
-    """
-    layers = model.get_submodule(family.layers)
-    assert isinstance(layers, nn.ModuleList)
-    last = len(layers) - 1
-    states: dict[int, Tensor] = {}
-
-    def hook_for(layer_id: int) -> Any:
-        def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            states[layer_id] = output
-
-        return hook
-
-    hooks = []
-    for k in layer_ids:
-        module = model.get_submodule(family.final_norm) if k == last else layers[k]
-        hooks.append(module.register_forward_hook(hook_for(k)))
-    try:
-        yield states
-    finally:
-        for handle in hooks:
-            handle.remove()
-
-
-def check_taps(taps_NLD: Tensor, layer_ids: Sequence[int]) -> None:
-    """Raises ValueError naming a layer whose states aren't finite, or are constant over D."""
-    finite_NL = taps_NLD.isfinite().all(-1)
-    varied_NL = (taps_NLD != taps_NLD[..., :1]).any(-1)
-    if bool((finite_NL & varied_NL).all()):
-        return
-    for index, layer_id in enumerate(layer_ids):
-        for good_NL, fault in ((finite_NL, "NaN or infinite"), (varied_NL, "constant")):
-            if not bool(good_NL[:, index].all()):
-                raise ValueError(
-                    f"hidden states of target layer {layer_id} are {fault}; check the target's "
-                    "weights, or load it with another dtype (float16 overflows: use bfloat16)"
-                )
 
 
 class TargetModel:
@@ -257,31 +206,8 @@ class TargetModel:
         return mask_BTS.masked_fill_(hidden_BTS, -torch.inf).unsqueeze(1)
 
     def fingerprint(self) -> dict[str, str]:
-        """Short hashes that tell another architecture, other weights or another tokenizer.
-
-        Weights: names, shapes and sampled values rounded to bfloat16, so that the dtype they are
-        loaded in doesn't matter.
-        """
-        config = self.model.config.to_dict()
-        sizes = {key: config.get(key) for key in ARCHITECTURE_KEYS}
-        weights = hashlib.sha256()
-        for name, tensor in self.model.named_parameters():
-            flat = tensor.detach().reshape(-1)
-            sample = flat[:: max(1, flat.numel() // SAMPLES_PER_TENSOR)][:SAMPLES_PER_TENSOR]
-            weights.update(f"{name}{tuple(tensor.shape)}".encode())
-            weights.update(sample.bfloat16().float().cpu().numpy().tobytes())
-        tokenizer = self.tokenizer
-        parts = (
-            sorted(tokenizer.get_vocab().items()),
-            tokenizer(FINGERPRINT_TEXT, add_special_tokens=False)["input_ids"],
-            sorted(tokenizer.all_special_ids),
-            tokenizer.eos_token_id,
-        )
-        return {
-            "architecture": hashlib.sha256(repr(sizes).encode()).hexdigest()[:16],
-            "weights": weights.hexdigest()[:16],
-            "tokenizer": hashlib.sha256(repr(parts).encode()).hexdigest()[:16],
-        }
+        """Short hashes by which a checkpoint recognises this target: see `dlite.fingerprint`."""
+        return fingerprint(self.model, self.tokenizer)
 
 
 def _ids(owner: Any) -> set[int]:

@@ -1,5 +1,5 @@
-"""What the figures mean. Every acceptance figure of this project is computed here, or is
-`dlite.types.tokens_per_step`, which is tau.
+"""What the figures mean. Every acceptance figure of this project is computed here, or, where
+training reports it too, in `dlite.rates`; tau is `dlite.types.tokens_per_step`.
 
 A round that a stop token or the length limit cut counts towards tau and is left out of the
 per-position rates, since its draft was not judged to the end. Over all other rounds
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from dlite.rates import acceptance_by_position as acceptance_by_position
+from dlite.rates import conditional_acceptance_by_position, whole_rounds
 from dlite.types import Round, tokens_per_step
-
-Rates = list[float | None]
 
 # Ours, not studied. A chain of equally good positions keeps its conditional rate; a head that is
 # fed the wrong previous token keeps far less than half of it.
@@ -26,23 +26,6 @@ def accept_length(rounds: Iterable[Round]) -> float | None:
     """tau over the steps that drafted; None without any."""
     drafting = [r for r in rounds if r.drafted]
     return tokens_per_step(drafting) if drafting else None
-
-
-def acceptance_by_position(rounds: Iterable[Round]) -> list[float]:
-    """Unconditional rates: the share of rounds in which draft tokens 1..k were all accepted."""
-    whole = _whole(rounds)
-    return [sum(r.accepted >= k for r in whole) / len(whole) for k in _positions(whole)]
-
-
-def conditional_acceptance_by_position(rounds: Iterable[Round]) -> Rates:
-    """Share of accepted tokens among drafted k-th tokens whose predecessors were all accepted;
-    None where there were none."""
-    whole = _whole(rounds)
-    rates: Rates = []
-    for k in _positions(whole):
-        reached = [r for r in whole if r.drafted >= k and r.accepted >= k - 1]
-        rates.append(sum(r.accepted >= k for r in reached) / len(reached) if reached else None)
-    return rates
 
 
 def rejection_rate(rounds: Iterable[Round]) -> float | None:
@@ -91,7 +74,7 @@ def head_fault(rounds: Iterable[Round]) -> str | None:
     bad second position point at it.
     """
     rounds = list(rounds)
-    reached = sum(r.drafted >= 2 and r.accepted >= 1 for r in _whole(rounds))
+    reached = sum(r.drafted >= 2 and r.accepted >= 1 for r in whole_rounds(rounds))
     first, second, *_ = [*conditional_acceptance_by_position(rounds), None, None]
     if not first or second is None or reached < HEAD_FAULT_MIN_ROUNDS:
         return None
@@ -101,14 +84,6 @@ def head_fault(rounds: Iterable[Round]) -> str | None:
         f"conditional acceptance falls from {first:.2f} at draft position 1 to {second:.2f} at "
         "position 2: check which previous token the sequential head is fed, and its weights"
     )
-
-
-def _whole(rounds: Iterable[Round]) -> list[Round]:
-    return [r for r in rounds if not r.cut]
-
-
-def _positions(rounds: Sequence[Round]) -> range:
-    return range(1, max((r.drafted for r in rounds), default=0) + 1)
 
 
 def _by_request(rounds: Iterable[Round]) -> tuple[np.ndarray, np.ndarray]:

@@ -110,7 +110,7 @@ def training_curve(lines: Sequence[Row], key: str, label: str) -> bytes:
 
 
 def round_by_context(rows: Sequence[Row]) -> bytes:
-    figure, axes = _axes("context length (tokens)", "draft round, relative to the shortest context")
+    figure, axes = _axes("context length (tokens)", "round time / that at the shortest")
     colour = colours(row["shape"] for row in rows)
     for shape in dict.fromkeys(row["shape"] for row in rows):
         points = [(r["context"], r["ratio_to_shortest"]) for r in rows if r["shape"] == shape]

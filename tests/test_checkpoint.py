@@ -164,7 +164,7 @@ def test_the_cards_commands_are_accepted_by_the_programs(
 
     card = (saved / "README.md").read_text()
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", card, re.DOTALL)).replace("\\\n", " ")
-    lines = [shlex.split(line) for line in blocks.splitlines()]
+    lines = [words for line in blocks.splitlines() if (words := shlex.split(line))]
     (generate,) = [words[1:] for words in lines if words[0] == "dlite"]
     assert parser().parse_args(generate).target == tiny_target.name
     (evaluate,) = [words[3:] for words in lines if words[:3] == ["python", "-m", "eval.acceptance"]]
@@ -324,6 +324,9 @@ def test_a_config_that_would_be_guessed_at_is_refused(
 def test_a_folder_without_a_readable_config_is_refused(saved: Path) -> None:
     (saved / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json is no JSON"):
+        load(saved)
+    (saved / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"config.json is no JSON object"):
         load(saved)
     (saved / "config.json").unlink()
     with pytest.raises(ValueError, match=r"has no config.json"):

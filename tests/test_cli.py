@@ -176,6 +176,7 @@ def test_without_chat_the_prompt_is_continued_as_it_stands(
         (["--prompt", " "], "the prompt is empty"),
         (["--temperature", "-1"], "temperature is -1.0; give a number >= 0"),
         (["--top-p", "0"], "top_p is 0.0; give"),
+        (["--device", "tpu"], "--device is 'tpu', and this machine has"),
         (["--dtype", "int8"], "dtype is 'int8'; choose one of"),
         (["--max-new-tokens", "100000"], "exceeds the 512"),
         (["--max-new-tokens", "0"], "max_new_tokens 0; both must be at least 1"),

@@ -132,3 +132,14 @@ def test_every_documented_command_exists_and_takes_its_arguments(words: list[str
 def test_the_two_commands_come_first() -> None:
     first, second = fenced(README, "bash")[:2]
     assert [first, second] == ["bash scripts/quickstart.sh\n", "bash scripts/test.sh\n"]
+
+
+@pytest.mark.parametrize("experiment", ["quickstart", "quickstart_fast"])
+def test_every_program_of_the_quickstart_takes_its_arguments(experiment: str) -> None:
+    script = (ROOT / "scripts/quickstart.sh").read_text().replace("\\\n", " ")
+    assert re.search(rf"\bexperiment={experiment}\b", script)
+    script = script.replace("$experiment", experiment).replace("$SECONDS", "1").replace("$", "")
+    programs = re.findall(r"^ *python -m (.*)$", script, re.M)
+    assert len(programs) == 5
+    for program in programs:
+        check_python("-m", *shlex.split(program))

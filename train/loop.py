@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
 
+from dlite.rates import acceptance_by_position, conditional_acceptance_by_position
 from dlite.target import TargetModel
 from dlite.types import tokens_per_step
-from eval.metrics import acceptance_by_position, conditional_acceptance_by_position
 from train.batches import Batch, assemble, num_steps_per_epoch, step_samples
 from train.config import TrainConfig
 from train.data import Sample, anchors

@@ -73,6 +73,9 @@ class DraftModel(nn.Module):
             if isinstance(module, (nn.Linear, nn.Embedding)) and not name.endswith(zero_started):
                 nn.init.normal_(module.weight, std=0.02)
         nn.init.zeros_(self.layer_depth_embedding.weight)
+        if self.config.mask_token_id is None:
+            # Not zero: a zero query is blind to position, and all placeholders would be one.
+            nn.init.normal_(self.mask_embedding, std=0.02)
 
     def bind(self, target: TargetModel) -> DraftModel:
         """Borrow the target's embedding table and LM head (frozen, never stored)."""
