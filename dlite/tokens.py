@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 # Normalised (NFC) text with what tokenizers stumble over: characters of one to four bytes, joined
 # emoji, a NUL, both line ends, tabs and runs of spaces.
-PROBE = "def f(x):\n\treturn 'ü' + \"é\"\r\n    数据 한국어 👩‍💻 🙂𝄞 \x00\\ `$$` </a>  <b>\n\n1234.5"
+PROBE = (
+    "def f(x):\n\treturn 'ü' + \"é\"\r\n    数据 한국어 👩‍💻 🙂𝄞 \x00\\ `$$` </a>  <b>\n\n1234.5"
+)
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
