@@ -120,6 +120,15 @@ def test_taps_of_first_middle_and_last_layer_equal_hidden_states(family: Any) ->
     assert_close(live.taps_BTLD[:, :, 0], live.hidden_BTD)
 
 
+@pytest.mark.parametrize("length", [5, 6])
+def test_windows_hide_the_first_key_that_they_should(family: Any, length: int) -> None:
+    """Catches a plain causal mask in use where a sequence just outgrows a window of 5."""
+    target, plain = family
+    ids = SEQUENCES[0][:length]
+    (taps_SLD,) = target.capture([ids], [3])
+    assert_close(taps_SLD[:, 0], reference(plain, ids).hidden_states[-1][0])
+
+
 def test_embeddings_are_scaled_as_the_model_scales_them(family: Any) -> None:
     target, plain = family
     ids = torch.tensor(SEQUENCES[0])
