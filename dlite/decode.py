@@ -61,16 +61,7 @@ def decode(
     Raises ValueError for a request that can't fit into the target's longest sequence.
     """
     requests = list(requests)
-    for request in requests:
-        if not request.prompt or request.max_new_tokens < 1:
-            raise ValueError(
-                f"request {request.id!r} has {len(request.prompt)} prompt tokens and "
-                f"max_new_tokens {request.max_new_tokens}; both must be at least 1"
-            )
-        target.check_length(
-            len(request.prompt) + request.max_new_tokens,
-            what=f"request {request.id!r}: prompt + max_new_tokens",
-        )
+    _check(target, requests, num_draft, batch_size)
     loop = _Loop(target, drafter, num_draft, min(batch_size, len(requests)), on_tokens)
     rows = [Row(request) for request in requests]
     start = time.perf_counter()
@@ -87,6 +78,25 @@ def decode(
                 drafter.finish(row.request)
     loop.times.total_seconds = time.perf_counter() - start
     return DecodeResult([row.completion for row in rows], loop.times)
+
+
+def _check(
+    target: TargetModel, requests: Sequence[Request], num_draft: int, batch_size: int
+) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; give at least 1")
+    if num_draft < 0:
+        raise ValueError(f"num_draft is {num_draft}; give at least 0 (0: no drafts)")
+    for request in requests:
+        if not request.prompt or request.max_new_tokens < 1:
+            raise ValueError(
+                f"request {request.id!r} has {len(request.prompt)} prompt tokens and "
+                f"max_new_tokens {request.max_new_tokens}; both must be at least 1"
+            )
+        target.check_length(
+            len(request.prompt) + request.max_new_tokens,
+            what=f"request {request.id!r}: prompt + max_new_tokens",
+        )
 
 
 class _Loop:

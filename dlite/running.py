@@ -48,11 +48,12 @@ class Row:
         return float(torch.rand((), generator=self._generator, dtype=torch.float64))
 
     def commit(self, tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
-        """Appends tokens up to the first stop token or the length limit; returns those kept."""
-        kept = tokens[: self.remaining]
-        for index, token in enumerate(kept):
+        """Appends tokens up to the first stop token; returns those kept."""
+        assert len(tokens) <= self.remaining
+        kept = tokens
+        for index, token in enumerate(tokens):
             if token in stop_ids:
-                kept = kept[: index + 1]
+                kept = tokens[: index + 1]
                 self.completion.finish_reason = "stop"
                 break
         self.tokens += kept

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import requests
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from dlite.decode import DecodeResult, decode
 from dlite.target import TargetModel
 
 CHAT_TEMPLATE = (
@@ -75,6 +77,17 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_target(tiny_folder: Path) -> TargetModel:
     return TargetModel.load(str(tiny_folder))
+
+
+@pytest.fixture(scope="session")
+def plain_result(tiny_target: TargetModel) -> DecodeResult:
+    """Seven short requests decoded one by one without drafts."""
+    return decode(tiny_target, requests(), None, batch_size=1)
+
+
+@pytest.fixture(scope="session")
+def answers(plain_result: DecodeResult) -> dict[str, list[int]]:
+    return {done.request.id: done.tokens for done in plain_result.completions}
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dlite.retrieval import automaton, chain, frozen
 from dlite.retrieval.base import END, NOTHING, Rule, step
 from dlite.retrieval.choose import choose
-from tests.oracle import (
+from tests.retrieval_oracle import (
     CappedStrings,
     Follower,
     continuation,

@@ -110,12 +110,14 @@ class Fit:
                 self.accelerator.backward(part * world)
             loss += part.detach()
             stats = {k: stats.get(k, 0) + v for k, v in counts.items()}
-        loss = self.accelerator.reduce(loss, "sum")
-        self.check_finite(float(loss), step)
+        summed = self.accelerator.reduce(loss, "sum")
+        assert isinstance(summed, Tensor)
+        value = float(summed)
+        self.check_finite(value, step)
         self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.optim.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(loss), stats, sum(len(b.prev_AK) for b in batches)
+        return value, stats, sum(len(b.prev_AK) for b in batches)
 
     def micro_batches(self, step: int) -> Iterator[Batch]:
         optim, seed = self.config.optim, self.config.seed

@@ -72,6 +72,7 @@ class Config:
             raise ValueError("model is missing; add model=NAME as the server knows it")
         if not self.server and not self.target:
             raise ValueError("target is missing; add target=... or server=URL model=NAME")
+        Sampling(self.temperature, self.top_k, self.top_p)  # checks their ranges
 
     def sampling(self, name: str) -> Sampling:
         """Each row draws from its own seed, so an interruption changes no answer."""

@@ -1,4 +1,4 @@
-"""Train a draft model: `python -m train.run [--config-name NAME] [key=value ...]`.
+"""Train a draft model: `python -m train.run [+experiment=NAME] [key=value ...]`.
 
 The same program under `accelerate launch -m train.run` uses several processes.
 """
@@ -205,10 +205,10 @@ def check_same_run(run: Run, *, resuming: bool) -> None:
         before, ours = (OmegaConf.to_container(c) for c in (OmegaConf.load(file), now))
         assert isinstance(before, dict) and isinstance(ours, dict)
         free = {"run", "resume", "tracker", "log_every", "eval_every", "save_every", "keep_states"}
-        differing = sorted(k for k in ours if k not in free and before.get(k) != ours[k])
+        differing = [str(k) for k in ours if k not in free and before.get(k) != ours[k]]
         if differing:
             raise ValueError(
-                f"{run.folder} was begun with other settings of {', '.join(map(str, differing))}; "
+                f"{run.folder} was begun with other settings of {', '.join(differing)}; "
                 "use them again, or give another name= or resume=false"
             )
     write_atomically(file, OmegaConf.to_yaml(now))

@@ -66,16 +66,15 @@ class DraftModel(nn.Module):
         self._init_weights()
 
     def _init_weights(self) -> None:
-        """Normal(0, 0.02) as the targets' families do; depth embeddings and the head's zero-started
-        outputs keep their own start."""
-        zero_started = ("state_out", "markov_w2")
+        """Linear layers normal(0, 0.02) as in the targets' families. Depth embeddings and the head
+        keep PyTorch's larger start: with 0 or 0.02 their gradients are too small to be heard
+        beside the others (LOG.md, 2026-11-30)."""
         for name, module in self.named_modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)) and not name.endswith(zero_started):
+            if isinstance(module, nn.Linear) and not name.startswith("sequential_head"):
                 nn.init.normal_(module.weight, std=0.02)
-        nn.init.zeros_(self.layer_depth_embedding.weight)
         if self.config.mask_token_id is None:
             # Not zero: a zero query is blind to position, and all placeholders would be one.
-            nn.init.normal_(self.mask_embedding, std=0.02)
+            nn.init.normal_(self.mask_embedding, std=0.1)
 
     def bind(self, target: TargetModel) -> DraftModel:
         """Borrow the target's embedding table and LM head (frozen, never stored)."""

@@ -94,7 +94,6 @@ class TiedHead(RecurrentState):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__(config)
         self.state_out = nn.Linear(config.rank, config.hidden_size, bias=False)
-        nn.init.zeros_(self.state_out.weight)
 
     def vocab_weight(self, target_head_VD: Tensor) -> Tensor:
         return target_head_VD

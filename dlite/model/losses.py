@@ -153,7 +153,7 @@ class _Chunked(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, grad_output: Tensor):
+    def backward(ctx, grad_output: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         grads = (None if g is None else g * grad_output for g in ctx.grads)
         return *grads, None, None
 
