@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = {"accelerate", "datasets", "deepspeed", "hydra", "matplotlib", "vllm", "wandb"}
+OPTIONAL = {
+    "accelerate",
+    "arctic_inference",
+    "datasets",
+    "deepspeed",
+    "hydra",
+    "matplotlib",
+    "vllm",
+    "wandb",
+}
 
 
 def imported_modules(source: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from dlite.retrieval import automaton, chain, frozen
 from dlite.retrieval.base import END, NOTHING, Rule, step
 from dlite.retrieval.choose import choose
+from dlite.retrieval.suffix_tree import SuffixTree
 from tests.retrieval_oracle import (
     CappedStrings,
     Follower,
@@ -282,3 +284,47 @@ def test_an_open_segment_is_not_frozen(make: Any) -> None:
     index.extend([1, 2])
     with pytest.raises(ValueError, match=r"the last segment is open; call end_segment\(\)"):
         index.freeze()
+
+
+@settings(max_examples=300, deadline=None)
+@given(QUERIES)
+def test_the_suffix_tree_drafts_what_followed_the_match_somewhere(
+    drawn: tuple[int, bytes, bytes],
+) -> None:
+    pytest.importorskip("arctic_inference.suffix_decoding._C")
+    num_symbols, data, query = drawn
+    tree = SuffixTree()
+    cursor = tree.cursor()
+    stream: list[int] = []
+    for text, _ in growth([tree], tokens_of(num_symbols, data)):
+        found = tree.find(Rule.VOTE, K)
+        copied = segment_of(text)[len(segment_of(text)) - found.match_length :] + found.tokens
+        assert not found.tokens or copied in substrings(text, len(copied))
+    for byte in query:
+        stream.append(byte % num_symbols)
+        cursor.extend(stream[-1:])
+        found = cursor.find(Rule.VOTE, K)
+        copied = stream[len(stream) - found.match_length :] + found.tokens
+        assert not found.tokens or copied in substrings(tokens_of(num_symbols, data), len(copied))
+
+
+def substrings(text: list[int], size: int) -> list[list[int]]:
+    return [text[i : i + size] for i in range(len(text) - size + 1)]
+
+
+def test_a_closed_suffix_tree_refuses_every_use() -> None:
+    pytest.importorskip("arctic_inference.suffix_decoding._C")
+    tree = SuffixTree()
+    cursor = tree.cursor()
+    tree.close()
+    for use in (lambda: tree.extend([1]), lambda: tree.find(1, K), lambda: cursor.find(1, K)):
+        with pytest.raises(ValueError, match="this index is closed"):
+            use()
+
+
+def test_without_its_package_the_suffix_tree_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding._C", None)
+    with pytest.raises(ValueError, match="needs arctic-inference; pip install --no-build"):
+        SuffixTree()
