@@ -51,6 +51,15 @@ class EdgePool {
     return nullptr;
   }
 
+  // What `target` and `insert` look at first.
+  void prefetch(const State& state, std::int32_t token) const {
+    const std::uint32_t size = capacity(state.num_edges);
+    const std::int32_t* tokens = block(state);
+    if (size >= kIndexed) __builtin_prefetch(tokens + 2 * size + home(token, size), 1);
+    __builtin_prefetch(tokens + state.num_edges, 1);
+    __builtin_prefetch(tokens + size + state.num_edges, 1);
+  }
+
   void insert(State& state, std::int32_t token, std::int32_t target) {
     const std::int32_t count = state.num_edges++;
     if (count == 0) {
@@ -174,15 +183,20 @@ class Automaton final : public Source {
     return choose(*this, match_, match_length_, earlier_, rule, max_tokens, search_bound_, out);
   }
 
-  void prefetch(int stage, const std::int32_t*, std::size_t) override {
-    if (stage > 0 && warm_ > kRoot) {
-      prefetch_edges(warm_);
-      warm_ = link(warm_);
-    } else if (stage == 0) {
-      warm_ = tail_;
-      __builtin_prefetch(&text_[text_.size()]);
+  // Walks as `add` will: up the links to the state that has an edge for the token, then on from its
+  // target. A block of edges is asked for in one stage and looked at in the next.
+  void prefetch(int stage, const std::int32_t* tokens, std::size_t count) override {
+    if (count == 0) return;
+    if (stage == 0) {
+      warm_ = {tail_, -1, false};
+      __builtin_prefetch(&text_[text_.size()], 1);
+      __builtin_prefetch(&states_[states_.size()], 1);
+    } else if (warm_.edge_found) {
+      warm_.state = warm_.state > kRoot ? link(warm_.state) : -1;
+    } else {
+      prefetch_edge(tokens[0]);
     }
-    if (warm_ >= kRoot) __builtin_prefetch(&states_[index(warm_)]);
+    if (warm_.state >= kRoot) __builtin_prefetch(&states_[index(warm_.state)], 1);
   }
 
   void prefetch_find(int stage) const override {
@@ -255,6 +269,25 @@ class Automaton final : public Source {
  private:
   static std::size_t index(std::int32_t state) { return static_cast<std::size_t>(state); }
 
+  void prefetch_edge(std::int32_t token) {
+    const std::int32_t* target = nullptr;
+    if (warm_.looked_into >= kRoot) {
+      target = edges_.target(states_[index(warm_.looked_into)], token);
+      warm_.looked_into = -1;
+    }
+    if (!target && warm_.state >= kRoot) {
+      State& state = states_[index(warm_.state)];
+      if (state.num_edges > 1) {
+        edges_.prefetch(state, token);
+        warm_.looked_into = warm_.state;
+      } else {
+        target = edges_.target(state, token);
+      }
+      if (!target) warm_.state = state.link;
+    }
+    if (target) warm_ = {*target, -1, true};
+  }
+
   void prefetch_edges(std::int32_t s) const {
     const State& state = states_[index(s)];
     if (state.num_edges > 1) __builtin_prefetch(edges_.block(state));
@@ -321,7 +354,11 @@ class Automaton final : public Source {
   Region<State> states_;
   EdgePool edges_;
   std::int32_t tail_ = kRoot, match_ = kRoot, match_length_ = 0, earlier_ = -1, chain_cap_;
-  std::int32_t warm_ = kRoot;  // where `prefetch` has come to
+  struct Warm {
+    std::int32_t state, looked_into;
+    bool edge_found;
+  };
+  Warm warm_{};  // where `prefetch` has come to
   std::size_t segment_start_ = 0;
   int search_bound_;
   bool closed_ = false;

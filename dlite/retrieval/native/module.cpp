@@ -96,33 +96,48 @@ class Locks {
   std::vector<std::mutex*> guards_;
 };
 
-// One lock, waited for without the GIL.
+// Under the source's lock, and without the GIL where the work may be long or the lock is taken.
 template <class Work>
-auto locked(Source& source, Work&& work) {
+auto locked(Source& source, bool is_short, Work&& work) {
+  if (is_short) {
+    const std::unique_lock lock(source.guard(), std::try_to_lock);
+    if (lock.owns_lock()) {
+      source.check_open();
+      return work();
+    }
+  }
   nb::gil_scoped_release released;
   const std::lock_guard lock(source.guard());
   source.check_open();
   return work();
 }
 
+constexpr std::size_t kFewTokens = 64;
+
 void extend(Source& source, nb::handle tokens) {
   Scratch in;
   take_tokens(in.tokens, tokens);
-  locked(source, [&] { source.extend(in.tokens.data(), in.tokens.size()); });
+  locked(source, in.tokens.size() < kFewTokens, [&] { source.extend(in.tokens.data(), in.tokens.size()); });
 }
 
 nb::object find(Source& source, int rule, int max_tokens) {
   const Rule checked = checked_rule(rule);
   Scratch out;
   const Found found =
-      locked(source, [&] { return source.find(checked, max_tokens, out.tokens); });
+      locked(source, true, [&] { return source.find(checked, max_tokens, out.tokens); });
   return continuation(found, out.tokens.data(), out.tokens.size());
 }
 
 nb::list step(nb::sequence sources, nb::sequence tokens, int rule, int max_tokens) {
   const Rule checked = checked_rule(rule);
+  std::vector<nb::object> held;
+  for (nb::handle source : sources) {
+    held.push_back(nb::borrow(source));
+    for (int line = 0; line < 6; ++line)
+      __builtin_prefetch(reinterpret_cast<const char*>(source.ptr()) + 64 * line);
+  }
   std::vector<Source*> all;
-  for (nb::handle source : sources) all.push_back(nb::cast<Source*>(source));
+  for (const nb::object& source : held) all.push_back(nb::cast<Source*>(source));
   Scratch in, out;
   std::vector<std::size_t> in_ends, out_ends;
   for (nb::handle new_tokens : tokens) {
@@ -171,11 +186,11 @@ nb::list step(nb::sequence sources, nb::sequence tokens, int rule, int max_token
 template <class Index>
 void bind_index(nb::class_<Index, Source>& bound) {
   bound
-      .def("end_segment", [](Index& self) { locked(self, [&] { self.end_segment(); }); })
-      .def("__len__", [](Index& self) { return locked(self, [&] { return self.text_size(); }); })
-      .def("used_bytes", [](Index& self) { return locked(self, [&] { return self.used_bytes(); }); })
+      .def("end_segment", [](Index& self) { locked(self, true, [&] { self.end_segment(); }); })
+      .def("__len__", [](Index& self) { return locked(self, true, [&] { return self.text_size(); }); })
+      .def("used_bytes", [](Index& self) { return locked(self, true, [&] { return self.used_bytes(); }); })
       .def("allocated_bytes",
-           [](Index& self) { return locked(self, [&] { return self.allocated_bytes(); }); })
+           [](Index& self) { return locked(self, true, [&] { return self.allocated_bytes(); }); })
       .def("memory_ranges", &Index::memory_ranges)
       .def("wipe",
            [](Index& self) {
@@ -192,7 +207,7 @@ void bind_index(nb::class_<Index, Source>& bound) {
 
 nb::object frozen_arrays(Automaton& automaton) {
   auto* columns = new FrozenColumns(
-      locked(automaton, [&] { return freeze(automaton); }));
+      locked(automaton, false, [&] { return freeze(automaton); }));
   const nb::capsule owner(columns, [](void* p) noexcept { delete static_cast<FrozenColumns*>(p); });
   nb::dict arrays;
   for (std::size_t i = 0; i < columns->size(); ++i)

@@ -21,13 +21,8 @@ struct Found {
 };
 
 // Tokens on their way in or out. They are wiped after each call: they may be somebody's secrets.
-class Scratch {
- public:
-  ~Scratch() { clear(); }
-  void clear() {
-    wipe(tokens.data(), tokens.size() * sizeof(std::int32_t));
-    tokens.clear();
-  }
+struct Scratch {
+  ~Scratch() { wipe(tokens.data(), tokens.size() * sizeof(std::int32_t)); }
   std::vector<std::int32_t> tokens;
 };
 
@@ -48,7 +43,7 @@ class Source {
   virtual void check_open() const = 0;
   // Asks the caches for what `extend` of these tokens will touch, and after it `find`, one step of
   // a pointer chase per stage: in a batch the waits of all the sources then overlap.
-  static constexpr int kStages = 5;
+  static constexpr int kStages = 10;
   virtual void prefetch(int /*stage*/, const std::int32_t* /*tokens*/, std::size_t /*count*/) {}
   static constexpr int kFindStages = 4;
   virtual void prefetch_find(int /*stage*/) const {}

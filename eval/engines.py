@@ -1,0 +1,299 @@
+"""How fast the retrieval engines are, side by side in one run.
+
+    python -m eval.engines out=DIR
+
+writes `summary.json` with a row per engine: ours in C++ and in Python, and arctic-inference's
+suffix tree where that is installed, through the calls that a server makes. Every figure is the
+best of `runs`, in CPU time of the calling thread: what else the machine does hardly counts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from dlite.config import run
+from dlite.retrieval import automaton, base, chain
+from dlite.retrieval.base import Rule
+from dlite.retrieval.suffix_tree import INSTALL
+from eval.provenance import provenance
+from eval.tokenizing import load_tokenizer
+
+CONTEXT = 64  # tokens that arctic-inference is given to match
+ROUNDS = 20  # steps whose median is one measurement
+TURN = 400  # tokens that a session is extended by, one call each, for one measurement
+
+
+@dataclass(kw_only=True)
+class Config:
+    """python -m eval.engines key=value ...: speed and memory of retrieval engines.
+
+    `text` are files or folders (of .py files; default: Python's standard library), cut into
+    `tokens` tokens a session by `tokenizer` (a target's name, or a folder with tokenizer.json).
+    A draft has `num_draft` tokens."""
+
+    out: str
+    text: list[str] = field(default_factory=list)
+    tokenizer: str = "smollm2-135m"
+    tokens: int = 65_536
+    num_draft: int = 16
+    batch: int = 64
+    runs: int = 7
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "num_draft", "batch", "runs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    name: str
+    make: Callable[[], Any]
+    step: Callable[..., list[base.Continuation]]
+    max_sessions: int  # measured at a time: slow engines needn't be built 64 times
+    votes: bool = True
+
+
+@dataclass(slots=True)
+class Row:
+    """`extend` is a call of one token, in one session. `draft` copies the most recent occurrence,
+    `vote` the most frequent; per draft, in a call for the whole batch. `batch` is such a call that
+    extends each session by a token, too. `constant` is building from one token repeated, `free`
+    closing a session. `ratios_to_arctic`: how many times better than arctic-inference here."""
+
+    engine: str
+    build_tokens_per_second: float
+    extend_microseconds: float
+    draft_microseconds: float
+    vote_microseconds: float | None
+    batch_microseconds: float | None
+    bytes_per_token: float
+    allocated_bytes_per_token: float
+    constant_milliseconds: float
+    free_milliseconds: float
+    ratios_to_arctic: dict[str, float] = field(default_factory=dict)
+
+
+class Arctic:
+    """One request of arctic-inference's cache: the calls that vLLM makes, with their defaults."""
+
+    def __init__(self) -> None:
+        from arctic_inference.suffix_decoding import SuffixDecodingCache  # pyright: ignore
+
+        self.cache = SuffixDecodingCache(max_tree_depth=CONTEXT)
+        self.stream: list[int] = []
+        self.size = 0
+
+    def extend(self, tokens: Sequence[int] | NDArray[np.int32]) -> None:
+        if self.size == 0:
+            self.cache.start_request(0, tokens)
+        else:
+            self.cache.add_active_response(0, tokens)
+        self.stream = (self.stream + list(map(int, tokens[-CONTEXT:])))[-CONTEXT:]
+        self.size += len(tokens)
+
+    def find(self, rule: int, max_tokens: int) -> base.Continuation:
+        found = self.cache.speculate(0, self.stream, max_tokens)
+        return base.Continuation(found.token_ids, found.match_len, 0, 0, -1, 0)
+
+    def used_bytes(self) -> int:
+        return self.cache._local_trees[0].estimate_memory()
+
+    allocated_bytes = used_bytes
+
+    def close(self) -> None:
+        self.cache.stop_request(0)
+
+
+def engines() -> list[Engine]:
+    found = []
+    if find_spec("dlite.retrieval._native"):
+        from dlite.retrieval import _native
+
+        found.append(Engine("automaton", _native.Automaton, _native.step, 64))
+        found.append(Engine("chain", _native.HashChain, _native.step, 64))
+    else:
+        print("the native extension isn't built: only its twins are measured", file=sys.stderr)
+    found.append(Engine("automaton (Python)", automaton.Automaton, base.step, 2))
+    found.append(Engine("chain (Python)", chain.HashChain, base.step, 2))
+    if find_spec("arctic_inference"):
+        found.append(Engine("arctic", Arctic, base.step, 4, votes=False))
+    else:
+        print(f"no row for arctic-inference: {INSTALL}", file=sys.stderr)
+    return found
+
+
+def measure(engine: Engine, text: NDArray[np.int32], config: Config) -> Row:
+    sessions = min(config.batch, engine.max_sessions)
+    indexes, futures = [], []
+    build = free = float("inf")
+    for number in range(max(sessions, config.runs)):
+        index = engine.make()
+        window = session_text(text, number, config)
+        build = min(build, seconds(lambda i=index, w=window: i.extend(w[: config.tokens])))
+        if number < sessions:
+            indexes.append(index)
+            futures.append(window[config.tokens :].tolist())
+        else:
+            free = min(free, seconds(index.close))
+    used, allocated = indexes[0].used_bytes(), indexes[0].allocated_bytes()
+    steps = Steps(engine, indexes, futures, config)
+    row = Row(
+        engine=engine.name,
+        build_tokens_per_second=config.tokens / build,
+        extend_microseconds=1e6 * extend(indexes[0], futures[0][-config.runs * TURN :], config),
+        draft_microseconds=1e6 * steps.best(steps.draft(Rule.RECENT)) / sessions,
+        vote_microseconds=None,
+        batch_microseconds=None,
+        bytes_per_token=used / config.tokens,
+        allocated_bytes_per_token=allocated / config.tokens,
+        constant_milliseconds=1e3 * constant(engine, config),
+        free_milliseconds=0.0,
+    )
+    if engine.votes:
+        row.vote_microseconds = 1e6 * steps.best(steps.draft(Rule.VOTE)) / sessions
+    if sessions == config.batch:
+        row.batch_microseconds = 1e6 * steps.best(steps.whole)
+    for index in indexes:
+        free = min(free, seconds(index.close))
+    row.free_milliseconds = 1e3 * free
+    return row
+
+
+class Steps:
+    """Rounds of a batch of sessions. Each takes the text's next token, so that no draft is asked
+    for twice and every cache is as cold as in a server."""
+
+    def __init__(
+        self, engine: Engine, indexes: list[Any], futures: list[list[int]], config: Config
+    ) -> None:
+        self.engine, self.indexes, self.config = engine, indexes, config
+        self.futures = zip(*futures, strict=True)  # only their start is used
+
+    def best(self, measured: Callable[[list[list[int]]], float]) -> float:
+        runs = range(self.config.runs)
+        return min(median(self._round(measured) for _ in range(ROUNDS)) for _ in runs)
+
+    def _round(self, measured: Callable[[list[list[int]]], float]) -> float:
+        return measured([[token] for token in next(self.futures)])
+
+    def draft(self, rule: Rule) -> Callable[[list[list[int]]], float]:
+        def measured(tokens: list[list[int]]) -> float:
+            for index, new in zip(self.indexes, tokens, strict=True):
+                index.extend(new)
+            none = [[]] * len(tokens)
+            if self.engine.step is base.step:
+                return seconds(lambda: [i.find(rule, self.config.num_draft) for i in self.indexes])
+            return seconds(lambda: self._step(none, rule))
+
+        return measured
+
+    def whole(self, tokens: list[list[int]]) -> float:
+        return seconds(lambda: self._step(tokens, Rule.RECENT))
+
+    def _step(self, tokens: list[list[int]], rule: Rule) -> None:
+        self.engine.step(self.indexes, tokens, rule, self.config.num_draft)
+
+
+def extend(index: Any, tokens: list[int], config: Config) -> float:
+    times = []
+    for run_number in range(config.runs):
+        chunks = [[token] for token in tokens[run_number * TURN : (run_number + 1) * TURN]]
+        times.append(seconds(lambda c=chunks: [index.extend(chunk) for chunk in c]) / TURN)
+    return min(times)
+
+
+def constant(engine: Engine, config: Config) -> float:
+    tokens = np.full(config.tokens, 7, dtype=np.int32)
+    best = float("inf")
+    for _ in range(min(config.runs, 3)):
+        index = engine.make()
+        best = min(best, seconds(lambda i=index: i.extend(tokens)))
+        index.close()
+    return best
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+def session_text(text: NDArray[np.int32], number: int, config: Config) -> NDArray[np.int32]:
+    """A window of the text that starts elsewhere for each session, and the tokens to come."""
+    size = config.tokens + future_tokens(config)
+    start = number * 9_973 % max(1, len(text) - size)
+    return text[start : start + size]
+
+
+def future_tokens(config: Config) -> int:
+    return config.runs * (3 * ROUNDS + TURN)
+
+
+def read_text(config: Config) -> NDArray[np.int32]:
+    """Raises ValueError where the text is too short for a session."""
+    tokenizer = load_tokenizer(config.tokenizer)
+    wanted = config.tokens + future_tokens(config)
+    tokens: list[int] = []
+    for file in text_files(config.text or [sysconfig.get_paths()["stdlib"]]):
+        tokens += tokenizer.encode(file.read_text(errors="replace"), add_special_tokens=False).ids
+        if len(tokens) > 8 * wanted:
+            break
+    if len(tokens) < wanted:
+        raise ValueError(
+            f"the text has {len(tokens)} tokens, a session needs {wanted}; give more files in "
+            "text=, or smaller tokens="
+        )
+    return np.array(tokens, dtype=np.int32)
+
+
+def text_files(paths: Sequence[str]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        if path.is_dir():
+            yield from sorted(path.glob("*.py"))
+        elif path.is_file():
+            yield path
+        else:
+            raise ValueError(f"text has {str(path)!r}, which is no file or folder")
+
+
+def compare(rows: list[Row]) -> None:
+    arctic = next((row for row in rows if row.engine == "arctic"), None)
+    for row in rows:
+        if arctic is None or row is arctic:
+            continue
+        for name, value in asdict(row).items():
+            other = getattr(arctic, name)
+            if isinstance(value, float) and isinstance(other, float) and value and other:
+                rate = name == "build_tokens_per_second"
+                row.ratios_to_arctic[name] = value / other if rate else other / value
+
+
+def main(config: Config) -> None:
+    out = Path(config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    text = read_text(config)
+    rows = [measure(e, text, config) for e in tqdm(engines(), "engines", disable=None)]
+    compare(rows)
+    summary = {"rows": [asdict(row) for row in rows], "config": asdict(config)}
+    summary["provenance"] = provenance("cpu")
+    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    for row in rows:
+        print(json.dumps(asdict(row)))
+
+
+if __name__ == "__main__":
+    run(Config, main)

@@ -1,0 +1,28 @@
+"""A tokenizer without its model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dlite.loading import locate
+
+
+def load_tokenizer(name: str) -> Any:
+    """The `tokenizers.Tokenizer` of a folder with tokenizer.json, or of a target by its name.
+
+    Raises ValueError where neither is found.
+    """
+    from tokenizers import Tokenizer
+
+    if (Path(name) / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
+    from transformers import AutoTokenizer
+
+    source, gguf_file = locate(name)
+    try:
+        loaded = AutoTokenizer.from_pretrained(source, gguf_file=gguf_file)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"tokenizer of {name!r} can't be loaded: {reason}") from None
+    return loaded.backend_tokenizer
