@@ -6,9 +6,30 @@ Nothing here is clever: a string's occurrences are found by looking everywhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from dlite.retrieval.base import END, NOTHING, Continuation, Rule
+
+
+def tokens_of(num_symbols: int, data: bytes) -> list[int]:
+    return [END if byte > 249 else byte % num_symbols for byte in data]
+
+
+def grow(indexes: list[Any], token: int) -> None:
+    for index in indexes:
+        index.end_segment() if token == END else index.extend([token])
+
+
+def growth(indexes: list[Any], text: list[int]) -> Iterator[tuple[list[int], Rule]]:
+    """The text so far after each token, and a rule to try."""
+    for size, token in enumerate(text, start=1):
+        grow(indexes, token)
+        yield text[:size], Rule((size + token) % 4)
+
+
+def segment_of(text: list[int]) -> list[int]:
+    return text[len(text) - text[::-1].index(END) :] if END in text else text
 
 
 def after(text: list[int], end: int, limit: int) -> list[int]:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from dlite.drafters.block_tracker import BlockTracker, make_tracker
-from dlite.drafters.structure import Mode, Structure, parse_structure
+from dlite.drafters.structure import Structure, parse_structure
 from dlite.tokens import TokenBytes, TokenKind, token_bytes
+from tests.block_oracle import whole_text_pair
 
 if TYPE_CHECKING:
     from dlite.target import TargetModel
@@ -187,84 +186,6 @@ def test_the_block_depends_on_the_bytes_and_not_on_the_tokens(
         assert tracker.pair == expected[-1]
 
 
-def whole_text_pair(structure: Structure, text: bytes) -> int:
-    """The innermost open pair at the end of a text that is known in full: nothing is pending."""
-    stack: list[tuple[int, int]] = []
-    at, in_string = 0, False
-    while at < len(text):
-        inner = structure.pairs[stack[-1][0]].inner if stack else structure.top
-        top = structure.pairs[stack[-1][0]] if stack else None
-        fence = None if in_string else fence_at(structure, inner, stack, text, at)
-        found = None if in_string else delimiter_at(structure, inner, top, text, at)
-        if fence:
-            at, opened = fence
-            if opened == "close":
-                stack.pop()
-            elif opened:
-                stack.append(opened)
-        elif found:
-            size, pair = found
-            at += size
-            if pair < 0:
-                stack.pop()
-            else:
-                stack.append((pair, 0))
-        else:
-            byte = text[at : at + 1]
-            if top and top.mode is Mode.JSON and not in_string:
-                in_string = byte == b'"'
-            elif in_string and byte == b"\\":
-                at += 1
-            elif in_string:
-                in_string = byte not in b'"\n'
-            at += 1
-    return stack[-1][0] if stack else -1
-
-
-def delimiter_at(
-    structure: Structure, inner: tuple[int, ...], top: Any, text: bytes, at: int
-) -> tuple[int, int] | None:
-    backslashes = len(text[:at]) - len(text[:at].rstrip(b"\\"))
-    found = []
-    for place, pair in [(p, structure.pairs[p]) for p in inner]:
-        if pair.mode is not Mode.FENCE and text.startswith(pair.open, at):
-            found.append((len(pair.open), place, pair.mode))
-    if top and top.mode is not Mode.FENCE and text.startswith(top.close, at):
-        found = [entry for entry in found if entry[0] != len(top.close)]
-        found.append((len(top.close), -1, top.mode))
-    found = [f for f in found if not (f[2] is Mode.ESCAPE and backslashes % 2)]
-    return max(found)[:2] if found else None
-
-
-def fence_at(
-    structure: Structure, inner: tuple[int, ...], stack: list[Any], text: bytes, at: int
-) -> tuple[int, Any] | None:
-    """Where to go on, and "close", or (pair, run) that opens, or None for a line that's neither."""
-    line = re.match(rb"([`~])\1*", text[at:])
-    if not line or not re.search(rb"(^|\n) {0,3}\Z", text[:at]):
-        return None
-    character, run = line[1], len(line[0])
-    places = [p for p in inner if structure.pairs[p].mode is Mode.FENCE]
-    places = [p for p in places if structure.pairs[p].open[:1] == character]
-    if stack and structure.pairs[stack[-1][0]].mode is Mode.FENCE:
-        pair, opened = stack[-1]
-        if structure.pairs[pair].open[:1] == character and run >= opened:
-            tail = re.match(rb"[ \t\r]*(\n|\Z)?", text[at + run :])
-            assert tail
-            return at + run + tail.end(), "close" if tail[1] is not None else None
-    places = [p for p in places if run >= structure.pairs[p].fence_run]
-    if not places:
-        return None
-    info = re.match(rb"[^\n`]*" if character == b"`" else rb"[^\n]*", text[at + run :])
-    assert info
-    after = at + run + info.end()
-    if text[after : after + 1] == b"`":
-        return after, None
-    fits = [p for p in places if info[0].lstrip().startswith(structure.pairs[p].fence_info)]
-    best = max(fits, key=lambda p: len(structure.pairs[p].fence_info), default=None)
-    return after + 1, (best, run) if best is not None else None
-
-
 def splits(tokens: list[int]) -> Iterator[tuple[list[int], list[int]]]:
     for size in range(len(tokens) + 1):
         yield tokens[:size], tokens[size:]
@@ -333,56 +254,3 @@ def test_a_megabyte_of_half_delimiters_takes_linear_time(make: Callable[..., Any
 def test_the_native_tracker_is_taken_where_it_is_built() -> None:
     tracker = make_tracker(AGENT, spelled(b"a")[0])
     assert type(tracker) is TRACKERS[-1]
-
-
-MALFORMED: dict[str, tuple[Any, str]] = {
-    "not JSON": ("[[['```', '```']]]", "structure is not JSON"),
-    "a megabyte": ("[" + "x" * 2**20, r"structure is 1048577 characters long; give at most 65536"),
-    "nested without end": ("[" * 60_000, "structure is not JSON"),
-    "an object": ({"a": 1}, "structure is a dict of 1; give a list of groups"),
-    "an empty group": ([[]], r"structure\[0\] is a list of 0; give a list of pairs"),
-    "a pair of one": ([[["a"]]], r"structure\[0\]\[0\] is a list of 1; give \["),
-    "an empty delimiter": ([[["", "b"]]], r"structure\[0\]\[0\].open is ''; give a text"),
-    "a blank delimiter": ([[["a", "  "]]], r"structure\[0\]\[0\].close is '  '; give a text"),
-    "a number": ([[["a", 5]]], r"\[0\].close is 5; give a text that isn't blank"),
-    "a control character": ('[[["a", "<\\tool_call>"]]]', "holds a control character; JSON writes"),
-    "half a surrogate": ('[[["a", "\\ud800"]]]', "holds a control character"),
-    "a long delimiter": ([[["a" * 65, "b"]]], "open is 65 bytes long; give at most 64"),
-    "10,000 pairs": ([[[f"<{i}>", "x"] for i in range(10_000)]], "more than 64 pairs; leave some"),
-    "10,000 groups": ([[[f"<{i}>", "x"]] for i in range(10_000)], "more than 64 pairs"),
-    "the same open twice": ([[["a", "b"]], [["a", "c"]]], r"\[1\]\[0\] opens with 'a' again; list"),
-    "an unknown key": ([[{"open": "a", "close": "b", "end": 1}]], "has 'end'; known are open"),
-    "an unknown mode": ([[{"open": "a", "close": "b", "mode": "x"}]], "mode is 'x'; give one of"),
-    "a mode that is a list": ([[{"open": "a", "close": "b", "mode": []}]], "mode is a list of 0"),
-    "a fence of letters": (
-        [[{"open": "abc", "close": "abc", "mode": "fence"}]],
-        "'abc'; a fence opens with",
-    ),
-    "a fence that closes with a tag": ([[["```", "</code>"]]], "'</code>'; a fence closes with"),
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_structure_is_refused_with_a_reason_and_at_once(name: str) -> None:
-    value, message = MALFORMED[name]
-    times = []
-    for _ in range(3):  # the other processes of a busy machine take their share
-        start = time.perf_counter()
-        with pytest.raises(ValueError, match=message) as refusal:
-            parse_structure(value)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.010
-    assert len(str(refusal.value)) < 300 and "\n" not in str(refusal.value)
-
-
-def test_blocks_nested_too_deeply_are_refused() -> None:
-    groups: list[Any] = [[["x", "y"]]]
-    for level in range(8):
-        groups = [[{"open": f"<{level}>", "close": "y", "inner": groups}]]
-    with pytest.raises(ValueError, match="is nested deeper than 8 blocks; flatten it"):
-        parse_structure(groups)
-
-
-def test_a_backslash_for_a_slash_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="a slash was perhaps meant"):
-        parse_structure(json.dumps([[["<think>", "<\\think>"]]]))

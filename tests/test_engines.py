@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def test_a_ratio_above_one_is_always_the_better_side() -> None:
 
 
 def test_too_little_text_and_no_text_are_refused(tmp_path: Path, tokenizer: str) -> None:
-    options = {"out": str(tmp_path), "tokenizer": tokenizer}
+    options: dict[str, Any] = {"out": str(tmp_path), "tokenizer": tokenizer}
     short = tmp_path / "short.txt"
     short.write_text("a few words")
     with pytest.raises(ValueError, match=r"a session needs \d+; give more files in text="):

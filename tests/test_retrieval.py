@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -15,13 +13,15 @@ from hypothesis import strategies as st
 from dlite.retrieval import automaton, chain, frozen
 from dlite.retrieval.base import END, NOTHING, Rule, step
 from dlite.retrieval.choose import choose
-from dlite.retrieval.suffix_tree import SuffixTree
 from tests.retrieval_oracle import (
     CappedStrings,
     Follower,
     continuation,
+    growth,
     longest_match,
     match_among_newest,
+    segment_of,
+    tokens_of,
 )
 
 native: ModuleType | None = None
@@ -39,26 +39,6 @@ K = 5
 TEXTS = st.tuples(st.integers(1, 4), st.binary(max_size=24))
 QUERIES = st.tuples(st.integers(1, 4), st.binary(max_size=24), st.binary(max_size=12))
 often = settings(max_examples=1700, deadline=None)
-
-
-def tokens_of(num_symbols: int, data: bytes) -> list[int]:
-    return [END if byte > 249 else byte % num_symbols for byte in data]
-
-
-def grow(indexes: list[Any], token: int) -> None:
-    for index in indexes:
-        index.end_segment() if token == END else index.extend([token])
-
-
-def growth(indexes: list[Any], text: list[int]) -> Iterator[tuple[list[int], Rule]]:
-    """The text so far after each token, and a rule to try."""
-    for size, token in enumerate(text, start=1):
-        grow(indexes, token)
-        yield text[:size], Rule((size + token) % 4)
-
-
-def segment_of(text: list[int]) -> list[int]:
-    return text[len(text) - text[::-1].index(END) :] if END in text else text
 
 
 @often
@@ -284,47 +264,3 @@ def test_an_open_segment_is_not_frozen(make: Any) -> None:
     index.extend([1, 2])
     with pytest.raises(ValueError, match=r"the last segment is open; call end_segment\(\)"):
         index.freeze()
-
-
-@settings(max_examples=300, deadline=None)
-@given(QUERIES)
-def test_the_suffix_tree_drafts_what_followed_the_match_somewhere(
-    drawn: tuple[int, bytes, bytes],
-) -> None:
-    pytest.importorskip("arctic_inference.suffix_decoding._C")
-    num_symbols, data, query = drawn
-    tree = SuffixTree()
-    cursor = tree.cursor()
-    stream: list[int] = []
-    for text, _ in growth([tree], tokens_of(num_symbols, data)):
-        found = tree.find(Rule.VOTE, K)
-        copied = segment_of(text)[len(segment_of(text)) - found.match_length :] + found.tokens
-        assert not found.tokens or copied in substrings(text, len(copied))
-    for byte in query:
-        stream.append(byte % num_symbols)
-        cursor.extend(stream[-1:])
-        found = cursor.find(Rule.VOTE, K)
-        copied = stream[len(stream) - found.match_length :] + found.tokens
-        assert not found.tokens or copied in substrings(tokens_of(num_symbols, data), len(copied))
-
-
-def substrings(text: list[int], size: int) -> list[list[int]]:
-    return [text[i : i + size] for i in range(len(text) - size + 1)]
-
-
-def test_a_closed_suffix_tree_refuses_every_use() -> None:
-    pytest.importorskip("arctic_inference.suffix_decoding._C")
-    tree = SuffixTree()
-    cursor = tree.cursor()
-    tree.close()
-    for use in (lambda: tree.extend([1]), lambda: tree.find(1, K), lambda: cursor.find(1, K)):
-        with pytest.raises(ValueError, match="this index is closed"):
-            use()
-
-
-def test_without_its_package_the_suffix_tree_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "arctic_inference.suffix_decoding._C", None)
-    with pytest.raises(ValueError, match="needs arctic-inference; pip install --no-build"):
-        SuffixTree()
