@@ -72,18 +72,22 @@ class Automaton final : public Source {
     if (warm_.state >= kRoot) __builtin_prefetch(&states_[index(warm_.state)], 1);
   }
 
-  void prefetch_find(int stage) const override {
+  // The way that the match's most recent continuation takes; for a vote the nearest branches.
+  void prefetch_find(int stage, Rule rule) override {
     if (stage == 0) {
+      way_ = {match_, 0, false};
       if (earlier_ >= 0) __builtin_prefetch(&text_[static_cast<std::size_t>(earlier_) + 1]);
       prefetch_edges(match_);
-      return;
-    }
-    const Edges below = edges(match_);
-    for (std::int32_t i = 0; i < std::min(below.count, 4); ++i) {
-      const std::int32_t child = below.targets[i];
-      if (stage == 1) __builtin_prefetch(&states_[index(child)]);
-      if (stage == 2) prefetch_edges(child);
-      if (stage == 3) __builtin_prefetch(&states_[index(edges(child).targets[0])]);
+    } else if (rule == Rule::recent) {
+      prefetch_way();
+    } else {
+      const Edges below = edges(match_);
+      for (std::int32_t i = 0; i < std::min(below.count, 4); ++i) {
+        const std::int32_t child = below.targets[i];
+        if (stage == 1) __builtin_prefetch(&states_[index(child)]);
+        if (stage == 2) prefetch_edges(child);
+        if (stage == 3) __builtin_prefetch(&states_[index(edges(child).targets[0])]);
+      }
     }
   }
 
@@ -161,6 +165,21 @@ class Automaton final : public Source {
     if (target) warm_ = {*target, -1, true};
   }
 
+  void prefetch_way() {
+    const std::size_t at = static_cast<std::size_t>(earlier_ + 1 + way_.depth);
+    if (earlier_ < 0 || way_.depth == kGroupTokens || at >= text_.size()) return;
+    State& state = states_[index(way_.state)];
+    if (!way_.asked && state.num_edges > 1) {
+      edges_.prefetch(state, text_[at]);
+      way_.asked = true;
+    } else if (const std::int32_t* target = edges_.target(state, text_[at])) {
+      way_ = {*target, way_.depth + 1, false};
+      __builtin_prefetch(&states_[index(*target)]);
+    } else {
+      way_.depth = kGroupTokens;
+    }
+  }
+
   void prefetch_edges(std::int32_t s) const {
     const State& state = states_[index(s)];
     if (state.num_edges > 1) __builtin_prefetch(edges_.block(state));
@@ -232,6 +251,12 @@ class Automaton final : public Source {
     bool edge_found;
   };
   Warm warm_{};  // where `prefetch` has come to
+  struct Way {
+    std::int32_t state;
+    int depth;
+    bool asked;
+  };
+  Way way_{};  // where `prefetch_find` has come to
   std::size_t segment_start_ = 0;
   int search_bound_;
   bool closed_ = false;

@@ -52,6 +52,7 @@ class EdgePool {
     const std::uint32_t size = capacity(state.num_edges);
     const std::int32_t* tokens = block(state);
     if (size >= kIndexed) __builtin_prefetch(tokens + 2 * size + home(token, size), 1);
+    __builtin_prefetch(tokens);
     __builtin_prefetch(tokens + state.num_edges, 1);
     __builtin_prefetch(tokens + size + state.num_edges, 1);
   }

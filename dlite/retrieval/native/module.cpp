@@ -163,7 +163,7 @@ nb::list step(nb::sequence sources, nb::sequence tokens, int rule, int max_token
       if (count > 0) source.extend(new_tokens, count);
     });
     for (int stage = 0; stage < Source::kFindStages; ++stage)
-      for (const Source* source : all) source->prefetch_find(stage);
+      for (Source* source : all) source->prefetch_find(stage, checked);
     for (std::size_t i = 0; i < all.size(); ++i) {
       found[i] = all[i]->find(checked, max_tokens, out.tokens);
       out_ends.push_back(out.tokens.size());

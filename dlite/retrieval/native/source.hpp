@@ -45,8 +45,8 @@ class Source {
   // a pointer chase per stage: in a batch the waits of all the sources then overlap.
   static constexpr int kStages = 10;
   virtual void prefetch(int /*stage*/, const std::int32_t* /*tokens*/, std::size_t /*count*/) {}
-  static constexpr int kFindStages = 4;
-  virtual void prefetch_find(int /*stage*/) const {}
+  static constexpr int kFindStages = 7;
+  virtual void prefetch_find(int /*stage*/, Rule /*rule*/) {}
   virtual void extend(const std::int32_t* tokens, std::size_t count) = 0;
   // Appends the tokens to `out`.
   virtual Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) = 0;
