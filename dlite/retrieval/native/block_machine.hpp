@@ -62,7 +62,9 @@ class Machine {
   void push(char byte) { waiting_bytes_[waiting_++] = byte; }
 
   const Pair& pair(int p) const { return structure_.pairs[static_cast<std::size_t>(p)]; }
-  const Scope& scope() const { return structure_.scopes[static_cast<std::size_t>(state_.top() + 1)]; }
+  const Scope& scope() const {
+    return structure_.scopes[static_cast<std::size_t>(state_.top() + 1)];
+  }
 
   void step(char byte) {
     TrackerState& s = state_;

@@ -113,7 +113,8 @@ class Search {
 
   void offer(Cut group, int depth) {
     const std::int32_t end = group.end - depth;
-    if (group.count <= 0 || std::pair(group.count, end) <= std::pair(best_count_, best_end_)) return;
+    if (group.count <= 0) return;
+    if (std::pair(group.count, end) <= std::pair(best_count_, best_end_)) return;
     best_count_ = group.count;
     best_end_ = end;
   }

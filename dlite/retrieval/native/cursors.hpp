@@ -58,7 +58,9 @@ class FrozenCursor final : public Source {
 class ChainCursor final : public Source {
  public:
   ChainCursor(nanobind::object owner, HashChain& chain)
-      : owner_(std::move(owner)), chain_(chain), size_(static_cast<std::size_t>(chain.max_match())) {
+      : owner_(std::move(owner)),
+        chain_(chain),
+        size_(static_cast<std::size_t>(chain.max_match())) {
     stream_.reserve(2 * size_);
   }
 

@@ -112,7 +112,8 @@ constexpr std::size_t kFewTokens = 64;
 void extend(Source& source, nb::handle tokens) {
   Scratch in;
   take_tokens(in.tokens, tokens);
-  locked(source, in.tokens.size() < kFewTokens, [&] { source.extend(in.tokens.data(), in.tokens.size()); });
+  locked(source, in.tokens.size() < kFewTokens,
+         [&] { source.extend(in.tokens.data(), in.tokens.size()); });
 }
 
 nb::object find(Source& source, int rule, int max_tokens) {
@@ -182,8 +183,10 @@ template <class Index>
 void bind_index(nb::class_<Index, Source>& bound) {
   bound
       .def("end_segment", [](Index& self) { locked(self, true, [&] { self.end_segment(); }); })
-      .def("__len__", [](Index& self) { return locked(self, true, [&] { return self.text_size(); }); })
-      .def("used_bytes", [](Index& self) { return locked(self, true, [&] { return self.used_bytes(); }); })
+      .def("__len__",
+           [](Index& self) { return locked(self, true, [&] { return self.text_size(); }); })
+      .def("used_bytes",
+           [](Index& self) { return locked(self, true, [&] { return self.used_bytes(); }); })
       .def("allocated_bytes",
            [](Index& self) { return locked(self, true, [&] { return self.allocated_bytes(); }); })
       .def("memory_ranges", &Index::memory_ranges)

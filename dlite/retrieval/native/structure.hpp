@@ -49,7 +49,8 @@ class Structure {
 
   bool mentions(const std::string& data) const {
     return std::any_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
-      return pair.open.find(data) != std::string::npos || pair.close.find(data) != std::string::npos;
+      return pair.open.find(data) != std::string::npos ||
+             pair.close.find(data) != std::string::npos;
     });
   }
 
