@@ -62,9 +62,14 @@ class Config:
 class Engine:
     name: str
     make: Callable[[], Any]
-    step: Callable[..., list[base.Continuation]]
+    step: Callable[..., list[base.Continuation]] | None  # one call for a batch
     max_sessions: int  # measured at a time: slow engines needn't be built 64 times
     votes: bool = True
+
+    def find(self, indexes: list[Any], rule: Rule, num_draft: int) -> list[base.Continuation]:
+        if self.step:
+            return self.step(indexes, [[]] * len(indexes), rule, num_draft)
+        return [index.find(rule, num_draft) for index in indexes]
 
 
 @dataclass(slots=True)
@@ -127,103 +132,83 @@ def engines() -> list[Engine]:
         found.append(Engine("chain", _native.HashChain, _native.step, 64))
     else:
         print("the native extension isn't built: only its twins are measured", file=sys.stderr)
-    found.append(Engine("automaton (Python)", automaton.Automaton, base.step, 2))
-    found.append(Engine("chain (Python)", chain.HashChain, base.step, 2))
+    found.append(Engine("automaton (Python)", automaton.Automaton, None, 2))
+    found.append(Engine("chain (Python)", chain.HashChain, None, 2))
     if find_spec("arctic_inference"):
-        found.append(Engine("arctic", Arctic, base.step, 4, votes=False))
+        found.append(Engine("arctic", Arctic, None, 4, votes=False))
     else:
         print(f"no row for arctic-inference: {INSTALL}", file=sys.stderr)
     return found
 
 
-def measure(engine: Engine, text: NDArray[np.int32], config: Config) -> Row:
-    sessions = min(config.batch, engine.max_sessions)
-    indexes, futures = [], []
-    build = free = float("inf")
-    for number in range(max(sessions, config.runs)):
-        index = engine.make()
-        window = session_text(text, number, config)
-        build = min(build, seconds(lambda i=index, w=window: i.extend(w[: config.tokens])))
-        if number < sessions:
-            indexes.append(index)
+class Bench:
+    """The sessions of one engine. A `run` measures every figure once; between two runs the other
+    engines have theirs, so that a slow second of the machine can't spoil all runs of a figure."""
+
+    def __init__(self, engine: Engine, text: NDArray[np.int32], config: Config) -> None:
+        self.engine, self.config = engine, config
+        self.text = text[: config.tokens]
+        self.constant = np.full(config.tokens, 7, dtype=np.int32)
+        self.indexes, futures = [], []
+        for number in range(min(config.batch, engine.max_sessions)):
+            window = session_text(text, number, config)
+            self.indexes.append(engine.make())
+            self.indexes[-1].extend(window[: config.tokens])
             futures.append(window[config.tokens :].tolist())
+        self.steps = zip(*futures, strict=True)
+        self.turns = iter(futures[0][: -config.runs * TURN - 1 : -1])
+        self.best: dict[str, float] = {}
+
+    def run(self) -> None:
+        engine, sessions, num_draft = self.engine, len(self.indexes), self.config.num_draft
+        self._build("build", self.text)
+        self._build("constant", self.constant)
+        tokens = [[next(self.turns)] for _ in range(TURN)]
+        extend = seconds(lambda: [self.indexes[0].extend(token) for token in tokens])
+        self._note("extend", extend / TURN)
+        for rule in (Rule.RECENT, Rule.VOTE) if engine.votes else (Rule.RECENT,):
+            times = []
+            for _ in range(ROUNDS):
+                self._advance()
+                times.append(seconds(lambda r=rule: engine.find(self.indexes, r, num_draft)))
+            self._note(rule.name, median(times) / sessions)
+        if sessions == self.config.batch and engine.step:
+            times = []
+            for _ in range(ROUNDS):
+                args = self.indexes, [[t] for t in next(self.steps)], Rule.RECENT, num_draft
+                times.append(seconds(lambda a=args, step=engine.step: step(*a)))
+            self._note("batch", median(times))
+
+    def _build(self, figure: str, tokens: NDArray[np.int32]) -> None:
+        index = self.engine.make()
+        self._note(figure, seconds(lambda: index.extend(tokens)))
+        if figure == "build":
+            self.best |= {"used": index.used_bytes(), "allocated": index.allocated_bytes()}
+            self._note("free", seconds(index.close))
         else:
-            free = min(free, seconds(index.close))
-    used, allocated = indexes[0].used_bytes(), indexes[0].allocated_bytes()
-    steps = Steps(engine, indexes, futures, config)
-    row = Row(
-        engine=engine.name,
-        build_tokens_per_second=config.tokens / build,
-        extend_microseconds=1e6 * extend(indexes[0], futures[0][-config.runs * TURN :], config),
-        draft_microseconds=1e6 * steps.best(steps.draft(Rule.RECENT)) / sessions,
-        vote_microseconds=None,
-        batch_microseconds=None,
-        bytes_per_token=used / config.tokens,
-        allocated_bytes_per_token=allocated / config.tokens,
-        constant_milliseconds=1e3 * constant(engine, config),
-        free_milliseconds=0.0,
-    )
-    if engine.votes:
-        row.vote_microseconds = 1e6 * steps.best(steps.draft(Rule.VOTE)) / sessions
-    if sessions == config.batch:
-        row.batch_microseconds = 1e6 * steps.best(steps.whole)
-    for index in indexes:
-        free = min(free, seconds(index.close))
-    row.free_milliseconds = 1e3 * free
-    return row
+            index.close()
 
+    def _advance(self) -> None:
+        for index, token in zip(self.indexes, next(self.steps), strict=True):
+            index.extend([token])
 
-class Steps:
-    """Rounds of a batch of sessions. Each takes the text's next token, so that no draft is asked
-    for twice and every cache is as cold as in a server."""
+    def _note(self, figure: str, value: float) -> None:
+        self.best[figure] = min(value, self.best.get(figure, value))
 
-    def __init__(
-        self, engine: Engine, indexes: list[Any], futures: list[list[int]], config: Config
-    ) -> None:
-        self.engine, self.indexes, self.config = engine, indexes, config
-        self.futures = zip(*futures, strict=True)  # only their start is used
-
-    def best(self, measured: Callable[[list[list[int]]], float]) -> float:
-        runs = range(self.config.runs)
-        return min(median(self._round(measured) for _ in range(ROUNDS)) for _ in runs)
-
-    def _round(self, measured: Callable[[list[list[int]]], float]) -> float:
-        return measured([[token] for token in next(self.futures)])
-
-    def draft(self, rule: Rule) -> Callable[[list[list[int]]], float]:
-        def measured(tokens: list[list[int]]) -> float:
-            for index, new in zip(self.indexes, tokens, strict=True):
-                index.extend(new)
-            none = [[]] * len(tokens)
-            if self.engine.step is base.step:
-                return seconds(lambda: [i.find(rule, self.config.num_draft) for i in self.indexes])
-            return seconds(lambda: self._step(none, rule))
-
-        return measured
-
-    def whole(self, tokens: list[list[int]]) -> float:
-        return seconds(lambda: self._step(tokens, Rule.RECENT))
-
-    def _step(self, tokens: list[list[int]], rule: Rule) -> None:
-        self.engine.step(self.indexes, tokens, rule, self.config.num_draft)
-
-
-def extend(index: Any, tokens: list[int], config: Config) -> float:
-    times = []
-    for run_number in range(config.runs):
-        chunks = [[token] for token in tokens[run_number * TURN : (run_number + 1) * TURN]]
-        times.append(seconds(lambda c=chunks: [index.extend(chunk) for chunk in c]) / TURN)
-    return min(times)
-
-
-def constant(engine: Engine, config: Config) -> float:
-    tokens = np.full(config.tokens, 7, dtype=np.int32)
-    best = float("inf")
-    for _ in range(min(config.runs, 3)):
-        index = engine.make()
-        best = min(best, seconds(lambda i=index: i.extend(tokens)))
-        index.close()
-    return best
+    def row(self) -> Row:
+        best, size = self.best, self.config.tokens
+        return Row(
+            engine=self.engine.name,
+            build_tokens_per_second=size / best["build"],
+            extend_microseconds=1e6 * best["extend"],
+            draft_microseconds=1e6 * best["RECENT"],
+            vote_microseconds=1e6 * best["VOTE"] if "VOTE" in best else None,
+            batch_microseconds=1e6 * best["batch"] if "batch" in best else None,
+            bytes_per_token=best["used"] / size,
+            allocated_bytes_per_token=best["allocated"] / size,
+            constant_milliseconds=1e3 * best["constant"],
+            free_milliseconds=1e3 * best["free"],
+        )
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -286,7 +271,11 @@ def main(config: Config) -> None:
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     text = read_text(config)
-    rows = [measure(e, text, config) for e in tqdm(engines(), "engines", disable=None)]
+    benches = [Bench(engine, text, config) for engine in engines()]
+    for _ in tqdm(range(config.runs), "runs", disable=None):
+        for bench in benches:
+            bench.run()
+    rows = [bench.row() for bench in benches]
     compare(rows)
     summary = {"rows": [asdict(row) for row in rows], "config": asdict(config)}
     summary["provenance"] = provenance("cpu")

@@ -62,7 +62,7 @@ class Automaton final : public Source {
     if (count == 0) return;
     if (stage == 0) {
       warm_ = {tail_, -1, false};
-      __builtin_prefetch(&text_[text_.size()], 1);
+      __builtin_prefetch(text_.data() + text_.size(), 1);
       __builtin_prefetch(&states_[states_.size()], 1);
     } else if (warm_.edge_found) {
       warm_.state = warm_.state > kRoot ? link(warm_.state) : -1;

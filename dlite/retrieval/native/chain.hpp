@@ -60,8 +60,8 @@ class HashChain final : public Source {
   void prefetch(int stage, const std::int32_t* tokens, std::size_t count) override {
     const std::size_t size = text_.size();
     if (stage == 0) {
-      __builtin_prefetch(&text_[size]);
-      __builtin_prefetch(&earlier_[size], 1);
+      __builtin_prefetch(text_.data() + size);
+      __builtin_prefetch(earlier_.data() + size, 1);
       return;
     }
     if (count != 1 || size < segment_start_ + static_cast<std::size_t>(width_)) return;
@@ -212,7 +212,7 @@ class HashChain final : public Source {
     for (int left = candidates_; newest && left; --left) {
       const std::int32_t end = newest - 1;
       newest = earlier_[static_cast<std::size_t>(end)];
-      if (following(text_, end + 1, 1) == 0) continue;
+      if (following(text_.data(), text_.size(), end + 1, 1) == 0) continue;
       const std::int32_t length = common(last, limit, end);
       if (length > longest) {
         longest = length;
@@ -226,7 +226,7 @@ class HashChain final : public Source {
     found.support = kept;
     select(ends.data(), kept, rule, max_tokens, found);
     const std::int32_t* from = text_.data() + found.start;
-    out.insert(out.end(), from, from + following(text_, found.start, max_tokens));
+    out.insert(out.end(), from, from + following(text_.data(), text_.size(), found.start, max_tokens));
     return found;
   }
 
@@ -239,8 +239,8 @@ class HashChain final : public Source {
   }
 
   bool same_group(std::int32_t a, std::int32_t b) const {
-    const std::size_t size = following(text_, a + 1, kGroupTokens);
-    if (following(text_, b + 1, kGroupTokens) != size) return false;
+    const std::size_t size = following(text_.data(), text_.size(), a + 1, kGroupTokens);
+    if (following(text_.data(), text_.size(), b + 1, kGroupTokens) != size) return false;
     return std::equal(text_.data() + a + 1, text_.data() + a + 1 + size, text_.data() + b + 1);
   }
 

@@ -177,11 +177,9 @@ Found choose(const Graph& graph, std::int32_t state, std::int32_t length, std::i
       break;
   }
   found.support = std::max(found.support, found.count);
-  for (int i = 0; i < max_tokens && found.start >= 0; ++i) {
-    const std::size_t at = static_cast<std::size_t>(found.start + i);
-    if (at >= graph.text_size() || graph.text()[at] == kEnd) break;
-    out.push_back(graph.text()[at]);
-  }
+  const std::int32_t* from = graph.text() + std::max(0, found.start);
+  out.insert(out.end(), from,
+             from + following(graph.text(), graph.text_size(), found.start, max_tokens));
   return found;
 }
 

@@ -1,6 +1,7 @@
 // What the engines have in common; see base.py for the words.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -27,12 +28,14 @@ struct Scratch {
 };
 
 // The stretch text[start ..], at most `limit` tokens, up to the end of its segment.
-inline std::size_t following(const Region<std::int32_t>& text, std::int32_t start, int limit) {
+inline std::size_t following(const std::int32_t* text, std::size_t size, std::int32_t start,
+                             int limit) {
   if (start < 0 || limit <= 0) return 0;
-  std::size_t end = static_cast<std::size_t>(start);
-  const std::size_t stop = std::min(text.size(), end + static_cast<std::size_t>(limit));
+  const auto begin = static_cast<std::size_t>(start);
+  const std::size_t stop = std::min(size, begin + static_cast<std::size_t>(limit));
+  std::size_t end = begin;
   while (end < stop && text[end] != kEnd) ++end;
-  return end - static_cast<std::size_t>(start);
+  return end - begin;
 }
 
 class Source {
