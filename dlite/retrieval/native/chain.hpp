@@ -78,6 +78,18 @@ class HashChain final : public Source {
     }
   }
 
+  void prefetch_find(int stage, Rule) override {
+    if (text_.size() == segment_start_) return;
+    if (stage == 0) {
+      walk_ = earlier_[text_.size() - 1];
+    } else if (walk_) {
+      walk_ = earlier_[static_cast<std::size_t>(walk_) - 1];
+    }
+    if (!walk_) return;
+    __builtin_prefetch(&earlier_[static_cast<std::size_t>(walk_) - 1]);
+    __builtin_prefetch(&text_[static_cast<std::size_t>(walk_) - 1]);
+  }
+
   void end_segment() {
     text_.push_back(kEnd);
     earlier_.push_back(0);
@@ -327,7 +339,8 @@ class HashChain final : public Source {
   std::size_t num_grams_ = 0, segment_start_ = 0;
   const Keys& keys_ = keys();
   int width_, max_match_, candidates_, shift_ = 64;
-  std::size_t warm_ = 0;  // the place that `prefetch` expects to be used
+  std::size_t warm_ = 0;    // the place that `prefetch` expects to be used
+  std::int32_t walk_ = 0;  // the candidate that `prefetch_find` has come to
   bool closed_ = false;
   std::mutex guard_;
 };

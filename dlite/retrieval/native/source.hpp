@@ -46,9 +46,9 @@ class Source {
   virtual void check_open() const = 0;
   // Asks the caches for what `extend` of these tokens will touch, and after it `find`, one step of
   // a pointer chase per stage: in a batch the waits of all the sources then overlap.
-  static constexpr int kStages = 10;
+  static constexpr int kStages = 6;
   virtual void prefetch(int /*stage*/, const std::int32_t* /*tokens*/, std::size_t /*count*/) {}
-  static constexpr int kFindStages = 7;
+  static constexpr int kFindStages = 5;
   virtual void prefetch_find(int /*stage*/, Rule /*rule*/) {}
   virtual void extend(const std::int32_t* tokens, std::size_t count) = 0;
   // Appends the tokens to `out`.
