@@ -22,7 +22,7 @@ V = 200
 class NumberedStates:
     """State of layer l at position t of a sample is the number 1000 * l + t."""
 
-    layer_ids = (0, 1, 2, 3)
+    layer_ids: tuple[int, ...] = (0, 1, 2, 3)
 
     def get(self, samples: Sequence[Sample]) -> list[Tensor]:
         layer = torch.tensor(self.layer_ids, dtype=torch.float32)
@@ -127,7 +127,7 @@ def test_weights_stay_float32_over_a_bfloat16_target(tiny_folder: Any, head: str
 
 
 class _One:
-    layer_ids = (0, 2, 3)
+    layer_ids: tuple[int, ...] = (0, 2, 3)
 
     def __init__(self, states: Tensor) -> None:
         self.states = states
