@@ -42,6 +42,7 @@ class TargetModel:
         self.embed_weight_VD: Tensor = model.get_input_embeddings().weight
         self.head_weight_VD: Tensor = model.get_output_embeddings().weight
         self.vocab_size: int = self.head_weight_VD.shape[0]
+        self.num_token_ids: int = min(len(tokenizer), self.vocab_size)  # the rest pads the LM head
         self._softcap = config.final_logit_softcapping if self.family.softcaps_logits else None
         self._decoder = model.get_submodule(self.family.decoder)
         window = getattr(config, "sliding_window", None) if self.family.masks != "full" else None

@@ -31,6 +31,7 @@ def acceptance(p_NV: Tensor, draft: Sequence[int], q_KV: Tensor | None) -> tuple
         residual_KV = p_NV[:num_draft].scatter(-1, index_K1, 0.0)
     else:
         q_draft_K = q_KV.gather(-1, index_K1).squeeze(-1)
+        assert bool((q_draft_K > 0).all()), "a draft token that its own distribution excludes"
         accept_K = (p_draft_K / q_draft_K).clamp(max=1.0)
         residual_KV = (p_NV[:num_draft] - q_KV).clamp(min=0.0)
     # p == q leaves no residual mass, and then a rejection cannot happen: any value will do.

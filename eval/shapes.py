@@ -60,6 +60,7 @@ class Tables:
         self.head_weight_VD = torch.empty(
             sizes.vocab_size, sizes.hidden_size, dtype=dtype, device=device
         ).uniform_(-0.05, 0.05)
+        self.num_token_ids = sizes.vocab_size
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.head_weight_VD[ids]

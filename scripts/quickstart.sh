@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a DLite drafter for SmolLM2-135M-Instruct on CPU and measures it on prompts it never saw.
 # Usage: bash scripts/quickstart.sh [--fast] [--regenerate]
-#   --fast        a shorter training (minutes), with a lower tau
+#   --fast        a shorter training on fewer answers, and 8 held-out prompts: a lower tau
 #   --regenerate  the target answers the training prompts anew (default: the shipped answers)
 # Writes runs/quickstart (configuration, metrics, state, export) and results/quickstart.
 # Every call starts from scratch: the run and the results of the call before are deleted first.
@@ -10,9 +10,13 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 experiment=quickstart
 regenerate=
+few=()
 for option in "$@"; do
     case $option in
-    --fast) experiment=quickstart_fast ;;
+    --fast)
+        experiment=quickstart_fast
+        few=(limit=8 max_new_tokens=64)
+        ;;
     --regenerate) regenerate=yes ;;
     -h | --help)
         sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
@@ -43,7 +47,7 @@ answers=train/quickstart/answers.jsonl
 if [[ -n $regenerate ]]; then
     step "The target answers the training prompts"
     answers=$runs/answers.jsonl
-    $python -m train.regenerate target=smollm2-135m \
+    $python -m train.regenerate target=smollm2-135m batch_size=32 \
         prompts=train/prompts/quickstart.jsonl out="$answers"
 fi
 
@@ -52,13 +56,15 @@ $python -m train.run "+experiment=$experiment" name=quickstart "data.train=[$ans
 
 step "Held-out prompts: plain, ngram, dlite"
 $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \
-    suite=eval/prompts/heldout.jsonl drafter=dlite,ngram out="$results/heldout"
+    suite=eval/prompts/heldout.jsonl drafter=dlite,ngram batch_size=16 \
+    out="$results/heldout" ${few[@]+"${few[@]}"}
 
 spec_bench=../shared/data/spec_bench/question.jsonl
-if [[ -f $spec_bench ]]; then
+if [[ -f $spec_bench && ${#few[@]} == 0 ]]; then
     step "Spec-Bench, the first 40 prompts"
     $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \
-        suite="$spec_bench" limit=40 max_new_tokens=64 drafter=dlite,ngram out="$results/spec_bench"
+        suite="$spec_bench" limit=40 max_new_tokens=64 drafter=dlite,ngram batch_size=16 \
+        out="$results/spec_bench"
 fi
 
 step "Summary"

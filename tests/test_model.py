@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from dlite.model.config import DraftConfig, default_tap_ids
 from dlite.model.drafter import Blocks, DraftModel
 from dlite.model.masks import History
+from dlite.model.vocab import vocab_maps
+from dlite.types import Sampling
 
 V, D, S = 50, 32, 40
 SIZES: dict[str, Any] = {
@@ -46,7 +48,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def build(**changes: Any) -> DraftModel:
     torch.manual_seed(0)
     embedding = nn.Embedding(V, D).requires_grad_(False)
-    target: Any = SimpleNamespace(embed=embedding, head_weight_VD=torch.randn(V, D))
+    target: Any = SimpleNamespace(
+        embed=embedding, head_weight_VD=torch.randn(V, D), num_token_ids=changes.pop("real", V)
+    )
     model = DraftModel(DraftConfig(**{**SIZES, **changes}))
     for parameter in model.parameters():  # nothing may hide behind a zero start
         nn.init.normal_(parameter, std=0.3)
@@ -170,15 +174,13 @@ def test_full_rank_svd_start_reproduces_the_target_head() -> None:
 
 
 def test_pruned_drafts_stay_inside_the_draft_vocabulary_and_probs_are_scattered() -> None:
-    from dlite.model.vocab import vocab_maps
-    from dlite.types import Sampling
-
     counts = torch.zeros(V)
     counts[[3, 7, 20, 41]] = 5
     model = build(draft_vocab_size=6)
     model.set_vocabulary(*vocab_maps(counts, 6, always=[2]))
     embed, head = model._embed, torch.randn(V, D)
-    model.bind(SimpleNamespace(embed=embed, head_weight_VD=head))  # type: ignore[arg-type]
+    bound: Any = SimpleNamespace(embed=embed, head_weight_VD=head, num_token_ids=V)
+    model.bind(bound)
     blocks, _ = inputs(model)
     kept = set(model.draft_ids().tolist())
     assert {2, 3, 7, 20, 41} < kept and len(kept) == 6
@@ -187,6 +189,15 @@ def test_pruned_drafts_stay_inside_the_draft_vocabulary_and_probs_are_scattered(
     assert probs[0] is not None and probs[0].shape == (7, V)
     torch.testing.assert_close(probs[0].sum(-1), torch.ones(7))
     assert set(probs[0].sum(0).nonzero().squeeze(-1).tolist()) <= kept
+
+
+def test_padding_rows_of_the_lm_head_are_never_drafted() -> None:
+    """V3: only 10 of the 50 rows have a token."""
+    for changes in ({}, {"head": "tied"}):
+        model = build(**changes, real=10)
+        tokens_AK, probs = model.draft(inputs(model)[0], 7, [Sampling(1.0)] * 5, torch.rand(5, 7))
+        assert int(tokens_AK.max()) < 10
+        assert probs[0] is not None and float(probs[0][:, 10:].sum()) == 0
 
 
 def test_more_drafts_than_trained_are_refused() -> None:

@@ -150,13 +150,15 @@ class Fit:
     def check_finite(self, loss: float, step: int) -> None:
         if math.isfinite(loss):
             return
-        for name, parameter in self.stage.model.named_parameters():
-            for what, tensor in (("weights", parameter), ("gradient", parameter.grad)):
-                if tensor is not None and not tensor.isfinite().all():
-                    raise ValueError(
-                        f"stage {self.stage.config.name}, step {step}: loss is {loss}, first bad "
-                        f"tensor: {what} of {name}; lower optim.learning_rate or check the data"
-                    )
+        named = list(self.stage.model.named_parameters())
+        tensors = [("weights", name, p) for name, p in named]  # a bad weight spoils all gradients
+        tensors += [("gradient", name, p.grad) for name, p in named if p.grad is not None]
+        for what, name, tensor in tensors:
+            if not tensor.isfinite().all():
+                raise ValueError(
+                    f"stage {self.stage.config.name}, step {step}: loss is {loss}, first bad "
+                    f"tensor: {what} of {name}; lower optim.learning_rate or check the data"
+                )
         raise ValueError(
             f"stage {self.stage.config.name}, step {step}: loss is {loss} with finite weights and "
             "gradients; the target's states are broken, check its dtype"

@@ -54,6 +54,7 @@ class Run:
             max_length=config.data.max_length,
             last_turn_only=config.data.last_turn_only,
             template_kwargs=config.target.template_kwargs,
+            limit=config.data.limit,
         ).samples
         self.train, self.held_out = split(samples, config.data.eval_samples)
         self.draft = draft_config(self.target, config.model, self.train)

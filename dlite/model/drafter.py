@@ -81,6 +81,7 @@ class DraftModel(nn.Module):
         self._embed = target.embed
         head_VD = target.head_weight_VD.detach()  # a Parameter would become one of ours
         self._head_VD = head_VD[self.draft_ids()] if self.config.pruned else head_VD
+        self._num_token_ids = target.num_token_ids
         return self
 
     def draft_ids(self) -> Tensor:
@@ -256,7 +257,9 @@ class DraftModel(nn.Module):
         tokens = []
         for k in range(num_draft):
             features_AF, state = self.sequential_head.step(state, h_AKD[:, k], prev_A, self.norm)
-            logits_AV = features_AF @ weight_VF.T
+            logits_AV = features_AF.to(weight_VF.dtype) @ weight_VF.T
+            if not self.config.pruned:  # a pruned vocabulary holds none of the LM head's padding
+                logits_AV[:, self._num_token_ids :] = -torch.inf
             prev_A = logits_AV.argmax(-1)
             for i in sampled:
                 assert samplings is not None and uniforms is not None

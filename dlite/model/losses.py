@@ -141,7 +141,7 @@ class _Chunked(torch.autograd.Function):
             with torch.enable_grad():
                 features = features_NF[rows].detach().requires_grad_(needs[0])
                 weight = weight_VF.detach().requires_grad_(needs[1])
-                loss = block_loss((features @ weight.T).float(), rows)
+                loss = block_loss((features.to(weight.dtype) @ weight.T).float(), rows)
             inputs = [x for x in (features, weight) if x.requires_grad]
             grads = list(torch.autograd.grad(loss, inputs)) if inputs else []
             if grad_features is not None:
