@@ -107,29 +107,25 @@ def load_model(name: str, *, dtype: str, device: str, revision: str | None) -> t
 def _from_safetensors(
     source: str, revision: str | None, dtype: torch.dtype
 ) -> tuple[Any, dict[str, Any], Any]:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        source,
-        revision=revision,
-        dtype=dtype,
-        attn_implementation=attention.NAME,
-        use_safetensors=True,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, with the missing ones
-    )
+    loaded = _pretrained(source, dtype, revision=revision, use_safetensors=True)
     return *loaded, AutoTokenizer.from_pretrained(source, revision=revision)
 
 
 def _from_gguf(source: str, file: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any], Any]:
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded = _pretrained(source, dtype, gguf_file=file)
+    # AutoTokenizer would parse the file once more, for seconds, to learn its model_type.
+    return *loaded, PreTrainedTokenizerFast.from_pretrained(source, gguf_file=file)
+
+
+def _pretrained(source: str, dtype: torch.dtype, **where: Any) -> tuple[Any, dict[str, Any]]:
+    return AutoModelForCausalLM.from_pretrained(
         source,
-        gguf_file=file,
         dtype=dtype,
         attn_implementation=attention.NAME,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # reported below, with the missing ones
+        ignore_mismatched_sizes=True,  # reported by the caller, with the missing ones
+        **where,
     )
-    # AutoTokenizer would parse the file once more, for seconds, to learn its model_type.
-    return *loaded, PreTrainedTokenizerFast.from_pretrained(source, gguf_file=file)
 
 
 class _quiet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,16 @@ CHAT_TEMPLATE = (
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking %}(thinking)\n{% endif %}{% endif %}"
 )
+TINY_DRAFT: dict[str, Any] = {  # a DraftConfig that fits the tiny target
+    "tap_ids": (0, 1, 3),
+    "num_target_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
 SPECIAL_TOKENS = ["<pad>", "<|im_start|>", "<|im_end|>"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import TINY_DRAFT
 
 from dlite import checkpoint
 from dlite.config import parse
@@ -36,17 +37,7 @@ ITEMS = [item("a", TEXTS[0]), item("b", TEXTS[1], TEXTS[2]), item("c", TEXTS[2])
 def draft_folder(tiny_target: TargetModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained draft model whose training used the template's thinking mode."""
     torch.manual_seed(0)
-    config = DraftConfig(
-        tap_ids=(0, 1, 3),
-        num_target_layers=4,
-        hidden_size=64,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=512,
-        num_hidden_layers=1,
-    )
+    config = DraftConfig(**TINY_DRAFT, num_hidden_layers=1)
     folder = tmp_path_factory.mktemp("draft") / "export"
     training = {"template_kwargs": {"enable_thinking": True}}
     checkpoint.save(DraftModel(config), folder, target=tiny_target, training=training)

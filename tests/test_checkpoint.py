@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import TINY_DRAFT
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -47,14 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def build(target: TargetModel, **changes: Any) -> DraftModel:
     """A bound draft model; every value survives bfloat16, none hides behind a zero start."""
     sizes: dict[str, Any] = {
-        "tap_ids": (0, 1, 3),
-        "num_target_layers": 4,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": 512,
+        **TINY_DRAFT,
         "num_hidden_layers": 2,
         "rope_theta": 12_345.0,
         "max_position_embeddings": target.max_length,

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from conftest import TINY_DRAFT
 
 from dlite.checkpoint import load, read, save
 from dlite.cli import main, parser
@@ -28,18 +29,7 @@ PROMPT = ["--prompt", "The quick brown fox", "--max-new-tokens", "24"]
 @pytest.fixture(scope="module")
 def draft_folder(tiny_target: TargetModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
-    config = DraftConfig(
-        tap_ids=(0, 1, 3),
-        num_target_layers=4,
-        hidden_size=64,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        vocab_size=512,
-        num_hidden_layers=1,
-        mask_token_id=511,
-    )
+    config = DraftConfig(**TINY_DRAFT, num_hidden_layers=1, mask_token_id=511)
     folder = tmp_path_factory.mktemp("cli") / "draft"
     training = {"template_kwargs": {"enable_thinking": True}, "command": "python -m train.run"}
     model = DraftModel(config).bind(tiny_target)

@@ -14,6 +14,7 @@ from dlite.model.losses import (
     target_log_probs,
     vocab_loss,
 )
+from train.loop import summarise
 
 A, K, F, V, D = 6, 4, 8, 30, 10
 KEPT = torch.tensor([1, 2, 3, 5, 8, 13, 21, 29])
@@ -165,6 +166,20 @@ def test_expected_tau_counts_the_bonus_and_stops_at_the_mask() -> None:
     tv = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
     valid = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1]]).bool()
     assert expected_tau(tv, valid).tolist() == [3.0, 2.5, 2.0]
+
+
+def test_logged_expected_tau_is_the_mean_over_anchors() -> None:
+    """Not one plus the product of mean overlaps: anchors differ, and products do not average."""
+    problem = Problem(pruned=False)
+    target = target_log_probs(problem.labels, problem.target_logits, None, problem.head_VD)
+    totals = problem.labels.weights(4.0)
+    _, stats = vocab_loss(
+        problem.features, problem.weight, problem.labels, TERMS["tv"], totals, target=target
+    )
+    q = (problem.features @ problem.weight.T).softmax(-1)
+    p = problem.target_logits(problem.labels.state_AKD).softmax(-1)
+    tau_A = expected_tau((p - q).abs().sum(-1), problem.labels.valid_AK)
+    assert summarise(stats)["expected_tau"] == pytest.approx(float(tau_A.detach().mean()), rel=1e-5)
 
 
 def test_a_loss_without_terms_is_refused() -> None:

@@ -233,6 +233,20 @@ def test_argmax_labels_are_the_targets_own_choice(settings: dict[str, Any]) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_frozen_head_is_the_teachers_to_the_last_bit(settings: dict[str, Any]) -> None:
+    stages = [STAGES[0], {**STAGES[1], "freeze_head": True}]
+    config = configure(settings, stages=stages)
+    program.train(config)
+    folder = Path(config.output) / config.name / "stages"
+    teacher, student = (
+        load_file(folder / name / "model.safetensors") for name in ("teacher", "warmup")
+    )
+    head = [name for name in student if name.startswith("sequential_head.")]
+    assert head and all(torch.equal(teacher[name], student[name]) for name in head)
+    moved = "layers.0.mlp.up_proj.weight"
+    assert not torch.equal(teacher[moved], student[moved])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -222,5 +222,6 @@ def summarise(stats: dict[str, Tensor]) -> dict[str, float | list[float]]:
         overlap_K = stats["overlap"] / num_K
         rates["tv"] = 2 * (1 - float(stats["overlap"].sum()) / total)
         rates["overlap_by_position"] = overlap_K.tolist()
-        rates["expected_tau"] = 1 + float(overlap_K.cumprod(0).sum())
+        # Per anchor, then averaged: a product of average overlaps would be another number.
+        rates["expected_tau"] = 1 + float(stats["survival"].sum() / num_K[0])
     return rates

@@ -5,6 +5,7 @@ The same program under `accelerate launch -m train.run` uses several processes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -135,8 +136,6 @@ class Run:
 
 def split(samples: list[Sample], num_held_out: int) -> tuple[list[Sample], list[Sample]]:
     """Held-out samples, chosen by their ids alone, and the others."""
-    import hashlib
-
     ranked = sorted(samples, key=lambda s: hashlib.sha256(s.id.encode()).hexdigest())
     if num_held_out >= len(samples):
         raise ValueError(

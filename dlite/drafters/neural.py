@@ -28,8 +28,12 @@ class NeuralDrafter:
         self._random: dict[str, random.Random] = {}
 
     def start(self, request: Request) -> None:
-        if not request.sampling.greedy:
-            self._random[request.id] = random.Random(f"draft {request.sampling.seed} {request.id}")
+        sampling = request.sampling
+        if not sampling.greedy:
+            # Without a seed each call must draw anew: a draft that is a function of the request's
+            # id is no draw from q, and the accepted tokens would not follow p.
+            key = None if sampling.seed is None else f"draft {sampling.seed} {request.id}"
+            self._random[request.id] = random.Random(key)
 
     def propose(self, views: list[View]) -> list[Draft]:
         drafts = [Draft(source=self.name) for _ in views]
@@ -59,7 +63,7 @@ class NeuralDrafter:
         return drafts
 
     def _uniforms(self, requests: list[Request], num_draft: int) -> torch.Tensor:
-        streams = [self._random.get(r.id) for r in requests]
+        streams = [None if r.sampling.greedy else self._random[r.id] for r in requests]
         return torch.tensor(
             [[s.random() if s else 0.0 for _ in range(num_draft)] for s in streams],
             dtype=torch.float64,

@@ -107,7 +107,12 @@ def row_terms(
 
 def expected_tau(tv_AK: Tensor, valid_AK: Tensor) -> Tensor:
     """E~[tau] = 1 + sum_k prod_{j<=k} (1 - TV_j / 2) per anchor, on the true path."""
-    return 1 + (((1 - tv_AK / 2) * valid_AK).cumprod(-1)).sum(-1)
+    return 1 + survival(tv_AK, valid_AK).sum(-1)
+
+
+def survival(tv_AK: Tensor, valid_AK: Tensor) -> Tensor:
+    """Probability [A, K] that the first k draft tokens are all accepted, on the true path."""
+    return ((1 - tv_AK / 2) * valid_AK).cumprod(-1)
 
 
 def combine(
@@ -172,14 +177,15 @@ def vocab_loss(
     """The loss of A blocks (a scalar, already divided by `totals`) and statistics for the log.
 
     Statistics are sums over valid rows by position [K]: `num`, `hits` (argmax equals the label),
-    `overlap` (1 - TV/2, where the target was given), `ce`.
+    `overlap` (1 - TV/2) and `survival` (its running product over a block) where the target was
+    given, `ce`.
     """
     num_draft = labels.label_AK.shape[1]
     decay_AK = labels.decay(gamma)
     draft_label_N = labels.draft_label_AK.flatten()
     stats = {
         name: torch.zeros(num_draft, device=features_AKF.device)
-        for name in ("num", "covered", "hits", "overlap", "ce")
+        for name in ("num", "covered", "hits", "overlap", "survival", "ce")
     }
 
     def block_loss(logits_NV: Tensor, rows: slice) -> Tensor:
@@ -198,7 +204,9 @@ def vocab_loss(
             stats["hits"] += (valid_AK * (best_AK == labels.draft_label_AK[blocks])).sum(0)
             stats["ce"] += (valid_AK * terms["ce"].view(-1, num_draft)).sum(0)
             if "tv" in terms:
-                stats["overlap"] += (valid_AK * (1 - terms["tv"].view(-1, num_draft) / 2)).sum(0)
+                tv_AK = terms["tv"].view(-1, num_draft)
+                stats["overlap"] += (valid_AK * (1 - tv_AK / 2)).sum(0)
+                stats["survival"] += survival(tv_AK, valid_AK).sum(0)
         return combine(terms, loss, decay_AK[blocks], totals)
 
     blocks_per_chunk = max(1, chunk_elements // (len(weight_VF) * num_draft))
