@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dlite.drafters.structure import Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,25 @@ class Sampling:
         return self.temperature == 0
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """A file that the session itself opened, as its tool showed it."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """What an agent says about its call. `structure` None: one block; `files`: newly opened ones,
+    for the session's workspace corpus."""
+
+    agent_id: str = ""
+    query_id: str = ""
+    structure: Structure | None = None
+    files: tuple[OpenedFile, ...] = ()
+
+
 @dataclass(slots=True)
 class Request:
     """One call of the target: its prompt and the rules under which it ends."""
@@ -58,6 +80,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     sampling: Sampling = Sampling()
     session: SessionKey | None = None
+    agent: AgentContext = AgentContext()
 
 
 @dataclass(slots=True)
@@ -75,15 +98,38 @@ class View:
     taps_LD: Tensor | None = None
 
 
+class SourceClass(IntEnum):
+    """Where a retrieved continuation was found."""
+
+    SAME_BLOCK = 0  # generated in the session: the same block and query
+    OTHER_QUERY = 1  # generated in the session: the same block, another query
+    OTHER_BLOCK = 2  # generated in the session: another block
+    PROMPT = 3  # prompts and tool outputs of the session
+    WORKSPACE = 4  # a form of a file that the session opened
+    GLOBAL = 5  # the static corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What speaks for a retrieved continuation: the counts are the engine's (`Continuation`)."""
+
+    source: SourceClass
+    match_length: int
+    support: int
+    votes: int
+
+
 @dataclass(slots=True)
 class Draft:
     """Proposed tokens. `probs_KV` are the distributions that they were drawn from, over target
-    ids; None says that each token is a point mass (retrieval, or drafted by argmax)."""
+    ids; None says that each token is a point mass (retrieval, or drafted by argmax).
+    `survival[k]` is the estimated probability that more than k of them are accepted."""
 
     tokens: list[int] = field(default_factory=list)
     probs_KV: Tensor | None = None
     survival: list[float] | None = None
     source: str = ""
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
