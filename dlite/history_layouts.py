@@ -36,7 +36,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "output_multiplier": (1,),
     "partial_rotary_factor": (1,),
     "projector_type": (),
-    "quantization_config": (),
 }
 READ = {
     *SHARED_KEYS,
@@ -51,6 +50,8 @@ OF_NO_EFFECT = {
     *("_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "auto_map"),
     *("bos_token_id", "confidence_head_with_markov", "dtype", "eos_token_id", "initializer_range"),
     *("mask_token", "max_window_layers", "num_anchors", "pad_token_id", "pretraining_tp"),
+    # The target's, where its config was copied: a quantized draft has tensors that are refused.
+    "quantization_config",
     *("sliding_window_non_causal", "speculators_version", "tie_word_embeddings", "torch_dtype"),
     *("transformers_version", "use_cache"),
 }
@@ -149,9 +150,9 @@ def _z_lab(raw: dict[str, Any]) -> _Stated:
     return _Stated(
         model=raw,
         ids_key="dflash_config.target_layer_ids",
-        layer_ids=need(inner, "target_layer_ids", "dflash_config."),
+        layer_ids=need(_one_of(raw, inner, "target_layer_ids"), "target_layer_ids"),
         block_size=need(_one_of(raw, inner, "block_size"), "block_size"),
-        mask_token_id=need(inner, "mask_token_id", "dflash_config."),
+        mask_token_id=need(_one_of(raw, inner, "mask_token_id"), "mask_token_id"),
         from_anchor=_one_of(raw, inner, "sample_from_anchor").get("sample_from_anchor", False),
         rank=0,
         draft_vocab_size=need(raw, "vocab_size"),
@@ -186,11 +187,19 @@ def _speculators(raw: dict[str, Any]) -> _Stated:
     dspark = raw["speculators_model_type"] == "dspark"
     # Readers disagree on what a missing key means for dspark: speculators true, vLLM false.
     from_anchor = need(raw, "sample_from_anchor") if dspark else raw.get("sample_from_anchor")
+    num_draft = need(raw, "block_size") - (not from_anchor)
+    served = need(raw, "speculators_config")["proposal_methods"][0]["speculative_tokens"]
+    if served != num_draft:
+        warnings.warn(
+            f"speculative_tokens is {served} and left out: dlite drafts as many tokens as the "
+            f"block holds, {num_draft}, unless told otherwise (--num-draft {served})",
+            stacklevel=2,
+        )
     return _Stated(
         model=need(raw, "transformer_layer_config"),
         ids_key="aux_hidden_state_layer_ids",
         layer_ids=need(raw, "aux_hidden_state_layer_ids"),
-        block_size=need(raw, "block_size"),
+        block_size=raw["block_size"],
         mask_token_id=need(raw, "mask_token_id"),
         from_anchor=bool(from_anchor),
         rank=_rank(raw) if dspark else 0,

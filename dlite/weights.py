@@ -155,7 +155,15 @@ def check_copies(
     tensors: dict[str, Tensor], config: DraftConfig, target: TargetModel | None
 ) -> None:
     """Warns of a checkpoint's copies of the target's tables that differ from the target's own, or
-    can't be compared. Raises ValueError for another shape than the target's."""
+    can't be compared. Raises ValueError for another shape than the target's, and for a target that
+    scales its embeddings: these layouts' readers don't."""
+    if target is not None:
+        mask_1 = torch.tensor([config.mask_token_id], device=target.device)
+        if not torch.equal(target.embed(mask_1), target.embed_weight_VD[mask_1]):
+            raise ValueError(
+                f"the target {target.name!r} scales its input embeddings, which DFlash and DSpark "
+                "read unscaled; only a target that does not can be drafted for"
+            )
     copies = {name: tensors[name] for name in sorted(COPIES & tensors.keys())}
     for name, copy_VD in copies.items():
         num_ids = config.num_draft_ids if name == "lm_head.weight" else config.vocab_size

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import TINY_DRAFT
 from oracle import OracleDrafter, requests
+from torch import Tensor
 
 from dlite.decode import DecodeResult, decode
 from dlite.drafters.history import HistoryDrafter, drafter_of
@@ -23,7 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "dflash": {**HISTORY, "head": "none", "qk_norm": True, "mask_token_id": 511},
     "dspark": {**HISTORY, "head": "markov", "first_predictor": "anchor"},
     "windowed": {**HISTORY, "head": "none", "history_window": 6},
-    "pruned": {**HISTORY, "head": "markov", "draft_vocab_size": 512 - 8},
+    "pruned": {**HISTORY, "head": "markov", "draft_vocab_size": 504},
 }
 
 
@@ -38,23 +39,29 @@ def build(target: TargetModel, shape: str) -> DraftModel:
     return model.bind(target)
 
 
-def from_scratch(target: TargetModel, model: DraftModel, view: View) -> list[int]:
-    """The slow and obvious way: the target's states of all tokens before the anchor."""
+def from_scratch(target: TargetModel, model: DraftModel, view: View) -> Tensor:
+    """The slow and obvious way: block states [K, D] from the target's states of all tokens before
+    the anchor."""
     tokens = list(view.tokens)
     (states_SLD,) = target.capture([tokens[:-1]], model.config.tap_ids)
     history = History(states_SLD, torch.tensor([len(tokens) - 1]), torch.tensor([0]))
-    blocks = Blocks(torch.tensor(tokens[-1:]), states_SLD[-1:], history)
-    return model.draft(blocks, min(view.max_draft, model.config.num_draft_tokens))[0][0].tolist()
+    with torch.no_grad():
+        return model.hidden(Blocks(torch.tensor(tokens[-1:]), states_SLD[-1:], history))[0]
 
 
 class Compared(OracleDrafter):
-    """Holds every draft against the one from scratch; drafts true and wrong tokens in its place,
-    so that each row advances by another count."""
+    """Holds every block's states against those from scratch; drafts true and wrong tokens in their
+    place, so that each row advances by another count."""
 
     def __init__(self, model: DraftModel, target: TargetModel, answers: dict) -> None:
         super().__init__(answers, model.config.tap_ids)
         self.inner, self.target = HistoryDrafter(model), target
         self.num_compared = 0
+        model.decide = self.record  # pyright: ignore
+
+    def record(self, h_AKD: Tensor, *args: Any) -> Any:
+        self.h_AKD = h_AKD
+        return DraftModel.decide(self.inner.model, h_AKD, *args)
 
     def start(self, request: Request) -> None:
         super().start(request)
@@ -64,10 +71,13 @@ class Compared(OracleDrafter):
         self.inner.read(*args)
 
     def propose(self, views: list[View]) -> list[Draft]:
-        for view, draft in zip(views, self.inner.propose(views), strict=True):
-            if view.max_draft:
-                assert draft.tokens == from_scratch(self.target, self.inner.model, view)
-                self.num_compared += 1
+        drafts = self.inner.propose(views)
+        wanted = [view for view in views if view.max_draft]
+        for view, h_KD in zip(wanted, self.h_AKD if wanted else (), strict=True):
+            expected_KD = from_scratch(self.target, self.inner.model, view)
+            torch.testing.assert_close(h_KD, expected_KD, rtol=1e-4, atol=1e-4)
+            self.num_compared += 1
+        assert [len(draft.tokens) for draft in drafts] == [min(v.max_draft, 7) for v in views]
         return super().propose(views)
 
     def finish(self, request: Request) -> None:
@@ -113,17 +123,18 @@ def test_sampled_requests_beside_greedy_ones_take_each_other_s_rows(
 def test_a_subset_of_the_running_requests_is_given_another_s_draft(
     tiny_target: TargetModel,
 ) -> None:
-    model = build(tiny_target, "dflash")
-    drafter = HistoryDrafter(model)
+    compared = Compared(build(tiny_target, "dflash"), tiny_target, {})
+    drafter = compared.inner
     two = [Request(name, [5, 6, 7, n], 9) for name, n in (("a", 8), ("b", 9))]
-    states = tiny_target.capture([r.prompt for r in two], model.config.tap_ids)
+    states = tiny_target.capture([r.prompt for r in two], drafter.tap_ids)
     for request in two:
         drafter.start(request)
     drafter.read(two, torch.stack(states), [4, 4])
     views = [View(request, [*request.prompt, 11], 7) for request in two]
-    both = [draft.tokens for draft in drafter.propose(views)]
-    assert both[0] != both[1]
-    assert [draft.tokens for draft in drafter.propose(views[1:])] == both[1:]
+    expected = [from_scratch(tiny_target, drafter.model, view) for view in views]
+    assert (expected[0] - expected[1]).abs().max() > 0.01
+    drafter.propose(views[1:])
+    torch.testing.assert_close(compared.h_AKD[0], expected[1], rtol=1e-4, atol=1e-4)
 
 
 def test_an_interrupt_before_the_first_states_leaves_a_row_behind(
