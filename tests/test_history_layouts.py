@@ -201,7 +201,7 @@ def nested(**changes: Any) -> dict[str, Any]:
         (speculators("dflash", 7, target_hidden_size=128), "target_hidden_size is 128"),
         (
             {**Z_LAB, "dflash_config": {"target_layer_ids": [0]}},
-            "lacks dflash_config.mask_token_id",
+            "lacks mask_token_id",
         ),
         ({**DEEPSPEC, "mask_token_id": 512}, "mask_token_id is 512; the target embeds 0 .. 511"),
         (
