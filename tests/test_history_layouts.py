@@ -118,7 +118,7 @@ def test_keys_of_the_verifier_leak_into_the_draft_model(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.filterwarnings("ignore:lm_head|ignore:embed_tokens")
+@pytest.mark.filterwarnings("ignore:lm_head", "ignore:embed_tokens")
 def test_an_import_computes_something_else_than_dflash(
     tiny_target: TargetModel, tmp_path: Path, name: str
 ) -> None:
