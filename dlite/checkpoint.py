@@ -9,75 +9,38 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import warnings
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
+from dlite import history_layouts
 from dlite.card import model_card
+from dlite.history_export import write_config
 from dlite.layouts import authors_config, layout_of, our_config, read_config
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
-from dlite.weights import WEIGHTS, cast, check_tensors, dtype_name, read_tensors, without_data
+from dlite.target_record import TargetRecord, check_sizes
+from dlite.weights import (
+    WEIGHTS,
+    cast,
+    check_copies,
+    check_tensors,
+    dtype_name,
+    from_history_layout,
+    read_tensors,
+    to_history_layout,
+    without_data,
+)
 
 if TYPE_CHECKING:
     from dlite.target import TargetModel
 
 CONFIG, CARD = "config.json", "README.md"
 FORMAT = {"format": "pt"}
-
-
-@dataclass(frozen=True, slots=True)
-class TargetRecord:
-    """Which target a draft model was trained for. Fingerprints are short hex strings."""
-
-    name: str
-    family: str
-    architecture: str
-    weights: str
-    tokenizer: str
-    num_layers: int
-    hidden_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    dtype: str
-
-    @classmethod
-    def of(cls, target: TargetModel) -> TargetRecord:
-        return cls(
-            name=str(target.name),
-            family=target.model.config.model_type,
-            num_layers=target.num_layers,
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-            max_position_embeddings=target.max_length,
-            dtype=dtype_name(target.dtype),
-            **target.fingerprint(),
-        )
-
-    def check(self, target: TargetModel, *, strict: bool) -> None:
-        """Another architecture or tokenizer is a ValueError, other weights a warning (an error
-        with `strict`): a fine-tuned target still verifies losslessly, only with fewer accepted."""
-        now = TargetRecord.of(target)
-        for what in ("family", "architecture", "tokenizer"):
-            if getattr(self, what) != getattr(now, what):
-                raise ValueError(
-                    f"the draft model was trained for {self.name!r} with {what} "
-                    f"{getattr(self, what)}, but the target {now.name!r} has "
-                    f"{getattr(now, what)}; use the target that it was trained for"
-                )
-        if self.weights != now.weights:
-            message = (
-                f"the draft model was trained for {self.name!r} (weights {self.weights}), but the "
-                f"target {now.name!r} has weights {now.weights}: a fine-tuned target? "
-                "Output stays the target's own, but fewer drafts may be accepted"
-            )
-            if strict:
-                raise ValueError(message)
-            warnings.warn(message, stacklevel=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +85,7 @@ def save(
     else:
         record = TargetRecord.of(target)
     if record is not None:
-        _check_sizes(model.config, record)
+        check_sizes(model.config, record)
     config = {
         **our_config(model.config),
         "dtype": dtype_name(dtype),
@@ -130,29 +93,55 @@ def save(
         "template_kwargs": training.get("template_kwargs", {}),
         "training": {k: v for k, v in training.items() if k != "template_kwargs"},
     }
-    _write(model, Path(folder), config, dtype, model_card(model.config, config))
+    _write(_tensors(model, dtype), Path(folder), config, model_card(model.config, config))
 
 
 def export_authors(
     model: DraftModel, folder: str | Path, *, dtype: torch.dtype = torch.bfloat16
 ) -> None:
     """Write the DLite authors' layout. Raises ValueError for a model that it cannot express."""
-    _write(model, Path(folder), authors_config(model.config, dtype_name(dtype)), dtype, card=None)
+    config = authors_config(model.config, dtype_name(dtype))
+    _write(_tensors(model, dtype), Path(folder), config, card=None)
+
+
+def export_history(
+    model: DraftModel,
+    folder: str | Path,
+    layout: str,
+    *,
+    target: TargetModel | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write one of `history_layouts.LAYOUTS`. Raises ValueError for a model that it cannot express,
+    and without the target where its readers need the target's name or copies of its tables."""
+    if target is None and layout != "z-lab":
+        raise ValueError(
+            f"the {layout} layout names its target or holds copies of its tables; add --target"
+        )
+    verifier = None
+    if target is not None:
+        check_sizes(model.config, TargetRecord.of(target))
+        verifier = (str(target.name), list(target.model.config.architectures or []))
+    config = write_config(model.config, layout, dtype_name(dtype), verifier)
+    tensors = to_history_layout(_tensors(model, dtype), layout, model.config, target)
+    _write(tensors, Path(folder), config, card=None)
+
+
+def _tensors(model: DraftModel, dtype: torch.dtype) -> dict[str, Tensor]:
+    state = model.state_dict()
+    return {
+        k: cast(state[k], dtype).cpu().contiguous() for k in without_data(model.config).state_dict()
+    }
 
 
 def _write(
-    model: DraftModel, folder: Path, config: dict[str, Any], dtype: torch.dtype, card: str | None
+    tensors: dict[str, Tensor], folder: Path, config: dict[str, Any], card: str | None
 ) -> None:
     folder = folder.absolute()
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True, exist_ok=True)
     try:
-        state = model.state_dict()
-        own = {
-            k: cast(state[k], dtype).cpu().contiguous()
-            for k in without_data(model.config).state_dict()
-        }
-        save_file(own, partial / WEIGHTS, FORMAT)
+        save_file(tensors, partial / WEIGHTS, FORMAT)
         (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         if card is not None:
             (partial / CARD).write_text(card)
@@ -169,8 +158,11 @@ def _write(
 # ---- reading ---------------------------------------------------------------------------------
 
 
-def read(folder: str | Path) -> Checkpoint:
-    """What a checkpoint (folder or hub id, either layout) says of itself. Raises ValueError."""
+def read(folder: str | Path, num_target_layers: int | None = None) -> Checkpoint:
+    """What a checkpoint (folder or hub id, any layout) says of itself. Raises ValueError.
+
+    `num_target_layers` is read where the layout does not state it (speculators' and DeepSpec's).
+    """
     path = fetch(folder)
     if not (path / CONFIG).is_file():
         raise ValueError(f"{path} has no {CONFIG}; give the folder of a draft model")
@@ -189,7 +181,7 @@ def read(folder: str | Path) -> Checkpoint:
     return Checkpoint(
         folder=path,
         layout=layout_of(raw),
-        config=read_config(raw),
+        config=read_config(raw, num_target_layers),
         target=None if record is None else TargetRecord(**record),
         training={
             **raw.get("training", {}),
@@ -218,7 +210,7 @@ def fetch(name: str | Path) -> Path:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a folder or hub id holds a draft model of either layout."""
+    """Whether a folder or hub id holds a draft model of any layout."""
     path = Path(name).expanduser() / CONFIG
     if not path.is_file():
         from huggingface_hub import hf_hub_download
@@ -228,9 +220,10 @@ def is_checkpoint(name: str) -> bool:
         except (OSError, ValueError):
             return False
     try:
-        return not {"draft", "dlite_config"}.isdisjoint(json.loads(path.read_text()))
+        layout_of(json.loads(path.read_text()))
     except ValueError:
         return False
+    return True
 
 
 def load(
@@ -241,21 +234,16 @@ def load(
     dtype: torch.dtype | None = None,
     strict: bool = False,
 ) -> DraftModel:
-    """A draft model of either layout, bound to its target when one is given.
+    """A draft model of any layout, bound to its target when one is given.
 
     Device and dtype default to the target's, else to CPU and the file's. Raises ValueError for
     another architecture or tokenizer than it was trained for (with `strict` also for other weights
     of the target), and for missing, extra or misshapen tensors.
     """
-    checkpoint = read(folder)
-    if target is not None:
-        _check_sizes(checkpoint.config, TargetRecord.of(target))
-        if checkpoint.target is not None:
-            checkpoint.target.check(target, strict=strict)
-    tensors = read_tensors(checkpoint.folder)
-    model = without_data(checkpoint.config)
-    check_tensors(tensors, model.state_dict(), checkpoint.folder)
-    model.load_state_dict(tensors, assign=True)
+    checkpoint = read(folder, target.num_layers if target is not None else None)
+    if target is not None and checkpoint.target is not None:
+        checkpoint.target.check(target, strict=strict)
+    model = assemble(checkpoint, target)
     model.to(
         device=device or (target.device if target is not None else "cpu"),
         dtype=dtype or (target.dtype if target is not None else None),
@@ -263,22 +251,26 @@ def load(
     return model if target is None else model.bind(target)
 
 
+def assemble(checkpoint: Checkpoint, target: TargetModel | None = None) -> DraftModel:
+    """The model as its file holds it: on the CPU, in the file's dtype, not bound. `target`, for
+    other projects' layouts, is what their copies of its tables are compared with."""
+    config = checkpoint.config
+    if target is not None:
+        check_sizes(config, TargetRecord.of(target))
+    stored = tensors = read_tensors(checkpoint.folder)
+    theirs = checkpoint.layout in history_layouts.LAYOUTS
+    if theirs:
+        tensors = from_history_layout(stored, config)
+    model = without_data(config)
+    check_tensors(tensors, model.state_dict(), checkpoint.folder)
+    if theirs:
+        check_copies(stored, config, target)
+    model.load_state_dict(tensors, assign=True)
+    return model
+
+
 def import_authors(folder: str | Path, target: TargetModel | None = None) -> DraftModel:
     """`load` for the DLite authors' layout only. Raises ValueError for another one."""
     if (layout := read(folder).layout) != "authors":
         raise ValueError(f"{folder} is in the {layout!r} layout, not in the authors'; use load")
     return load(folder, target)
-
-
-def _check_sizes(config: DraftConfig, target: TargetRecord) -> None:
-    sizes = {
-        "num_layers": config.num_target_layers,
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-    }
-    for name, size in sizes.items():
-        if (actual := getattr(target, name)) != size:
-            raise ValueError(
-                f"the draft model needs a target of {name} {size}, but {target.name!r} has "
-                f"{actual}; use the target that it was trained for"
-            )

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from dlite.types import Request
 
 
+TO = ("dlite", "authors", "z-lab", "deepspec", "speculators", "vllm", "sglang")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. An error is one line on stderr and exit code 2; `--debug` shows where."""
     args = parser().parse_args(argv)
@@ -76,8 +79,8 @@ def parser() -> argparse.ArgumentParser:
     export = _command(commands, "export", _export, "write a draft model in another layout")
     export.add_argument("folder", metavar="DIR")
     export.add_argument("out", metavar="OUT", nargs="?")
-    export.add_argument("--to", choices=("dlite", "authors", "vllm", "sglang"), required=True)
-    export.add_argument("--target", help="record its fingerprints (for imported draft models)")
+    export.add_argument("--to", choices=TO, required=True)
+    export.add_argument("--target", help="what an import was trained for: recorded, and compared")
     export.add_argument("--overwrite", **_flag(False), help="write into a folder that has files")
     return root
 
@@ -167,9 +170,9 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
 def _drafter(kind: str, args: argparse.Namespace, target: TargetModel) -> Drafter | None:
     if kind == "dlite":
         from dlite import checkpoint
-        from dlite.drafters.neural import NeuralDrafter
+        from dlite.drafters.history import drafter_of
 
-        return NeuralDrafter(checkpoint.load(args.draft, target, strict=args.strict))
+        return drafter_of(checkpoint.load(args.draft, target, strict=args.strict))
     if kind == "ngram":
         from dlite.drafters.ngram import NgramDrafter
 
@@ -272,25 +275,26 @@ def _export(args: argparse.Namespace) -> None:
     if args.to in ("vllm", "sglang"):
         raise ValueError(
             f"serving is not built yet, so there is no {args.to} command to print; "
-            "decode with dlite generate, or export --to dlite or authors"
+            f"decode with dlite generate, or export --to {', '.join(TO[:-2])}"
         )
     if args.out is None:
         raise ValueError(f"--to {args.to} writes a folder; name it: dlite export DIR OUT")
     out = Path(args.out)
     if not args.overwrite and out.exists() and (out.is_file() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; choose another folder, or --overwrite")
-    found = checkpoint.read(args.folder)
-    model = checkpoint.load(found.folder)
+    target = _load_target(args.target, "cpu", None) if args.target else None
+    found = checkpoint.read(args.folder, target and target.num_layers)
+    if target and found.target:
+        found.target.check(target, strict=True)
+    model = checkpoint.assemble(found, target)
     dtype = model.norm.weight.dtype
     if args.to == "authors":
         checkpoint.export_authors(model, out, dtype=dtype)
+    elif args.to == "dlite":
+        target = target or found.target
+        checkpoint.save(model, out, target=target, training=found.training, dtype=dtype)
     else:
-        target = _load_target(args.target, "cpu", None) if args.target else None
-        if target is not None and found.target is not None:
-            found.target.check(target, strict=True)
-        checkpoint.save(
-            model, out, target=target or found.target, training=found.training, dtype=dtype
-        )
+        checkpoint.export_history(model, out, args.to, target=target, dtype=dtype)
     print(f"wrote {out} in the {args.to} layout")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dlite.drafters.base import Drafter
+from dlite.drafters.base import Drafter, ReadsHistory
 from dlite.running import Completion, Row
 from dlite.sampling import warp
 from dlite.taps import check_taps
@@ -116,6 +116,7 @@ class _Loop:
         self.batch_size = batch_size
         self.on_tokens = on_tokens
         self.tap_ids = drafter.tap_ids if drafter is not None else ()
+        self.reader = drafter if isinstance(drafter, ReadsHistory) else None
         self.rows: list[Row] = []
         self.cache = target.new_cache(batch_size, 256)
         self.cache.select([])
@@ -147,6 +148,7 @@ class _Loop:
         last_B = torch.tensor(counts, device=self.target.device) - 1
         logits_BV = self.target.logits(out.hidden_BTD[torch.arange(len(new)), last_B])
         self._take_taps(new, out.taps_BTLD, last_B)
+        self._show_history(new, out.taps_BTLD, counts)
         verdicts = judge(new, [Draft()] * len(new), logits_BV)
         seconds = time.perf_counter() - start
         for row, verdict in zip(new, verdicts, strict=True):
@@ -173,7 +175,8 @@ class _Loop:
         accepted_B = torch.tensor(accepted, device=self.target.device)
         self._take_taps(self.rows, out.taps_BTLD, accepted_B)
         verified = time.perf_counter()
-        self.times.draft_seconds += drafted - start
+        self._show_history(self.rows, out.taps_BTLD, [n + 1 for n in accepted])
+        self.times.draft_seconds += drafted - start + time.perf_counter() - verified
         self.times.verify_seconds += verified - drafted
         for row, draft, verdict in zip(self.rows, drafts, verdicts, strict=True):
             self._end_round(row, draft, verdict)
@@ -196,6 +199,16 @@ class _Loop:
         check_taps(taps_BLD, self.tap_ids)
         for row, taps_LD in zip(rows, taps_BLD, strict=True):
             row.taps_LD = taps_LD
+
+    def _show_history(
+        self, rows: Sequence[Row], taps_BTLD: Tensor | None, counts: list[int]
+    ) -> None:
+        if self.reader is None:
+            return
+        assert taps_BTLD is not None, "a drafter with a history names the layers that it reads"
+        for row_TLD, count in zip(taps_BTLD, counts, strict=True):
+            check_taps(row_TLD[:count], self.tap_ids)
+        self.reader.read([row.request for row in rows], taps_BTLD, counts)
 
     def _end_round(self, row: Row, draft: Draft, verdict: Verdict) -> None:
         if self.drafter is not None:

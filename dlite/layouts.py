@@ -1,8 +1,9 @@
 """Checkpoint layouts: how `config.json` states a DraftConfig, in ours and in the DLite authors'.
 
 Both hold the same tensors under the same names; only the config differs. The authors' layout is
-known by its key `dlite_config`, ours by `draft`. The tensors of a student (linear weights are
-[out, in]; n target layers, N query and G key heads of size H, I the width of the MLP):
+known by its key `dlite_config`, ours by `draft`. (`history_layouts` has those of other projects.)
+The tensors of a student (linear weights are [out, in]; n target layers, N query and G key heads of
+size H, I the width of the MLP):
 
     layers.{i}.input_layernorm.weight, layers.{i}.post_attention_layernorm.weight       [D]
     layers.{i}.self_attn.q_proj.weight [N*H, D], k_proj, v_proj [G*H, D], o_proj       [D, N*H]
@@ -23,6 +24,8 @@ from __future__ import annotations
 from typing import Any
 
 import dlite
+from dlite import history_layouts
+from dlite.layout_keys import SHARED_KEYS, need, rope_theta
 from dlite.model.config import DraftConfig
 
 ARCHITECTURE = "DLiteDraftModel"
@@ -42,37 +45,34 @@ AUTHORS_ONLY = {
     "pruned": False,
     "attention_bias": False,
 }
-# Keys that a DraftConfig and a Hugging Face config share by name and meaning.
-SHARED_KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "hidden_act",
-    "rms_norm_eps",
-    "num_target_layers",
-    "max_position_embeddings",
-)
 
 
 def layout_of(raw: dict[str, Any]) -> str:
-    """ "dlite" or "authors". Raises ValueError for a config of another kind."""
+    """ "dlite", "authors" or one of `history_layouts`. Raises ValueError for another config."""
     for key, layout in (("draft", "dlite"), ("dlite_config", "authors")):
         if key in raw:
             return layout
+    if (layout := history_layouts.layout_of(raw)) is not None:
+        return layout
     kind = raw.get("speculators_model_type") or raw.get("model_type") or "unknown"
     raise ValueError(
         f"config.json describes a {kind!r} model and has neither 'draft' nor 'dlite_config'; "
-        "give a folder written by dlite or by the DLite authors' release"
+        "give a folder written by dlite, the DLite authors' release, or a DFlash or DSpark draft "
+        "model of z-lab, DeepSpec or speculators"
     )
 
 
-def read_config(raw: dict[str, Any]) -> DraftConfig:
-    """The DraftConfig that a `config.json` of either layout states. Raises ValueError."""
-    return _from_ours(raw) if layout_of(raw) == "dlite" else _from_authors(raw)
+def read_config(raw: dict[str, Any], num_target_layers: int | None = None) -> DraftConfig:
+    """The DraftConfig that a `config.json` of any layout states. Raises ValueError.
+
+    `num_target_layers` is read where the layout has no such key.
+    """
+    layout = layout_of(raw)
+    if layout == "dlite":
+        return _from_ours(raw)
+    if layout == "authors":
+        return _from_authors(raw)
+    return history_layouts.read_config(raw, layout, num_target_layers)
 
 
 def our_config(config: DraftConfig) -> dict[str, Any]:
@@ -123,33 +123,10 @@ def _from_ours(raw: dict[str, Any]) -> DraftConfig:
     return config
 
 
-def _need(raw: dict[str, Any], key: str, where: str = "") -> Any:
-    if key not in raw:
-        raise ValueError(
-            f"config.json lacks {where}{key}; nothing is guessed: add the value that the "
-            "checkpoint was trained with"
-        )
-    return raw[key]
-
-
 def _need_equal(raw: dict[str, Any], key: str, expected: Any) -> None:
-    value = _need(raw, key, "dlite_config.")
+    value = need(raw, key, "dlite_config.")
     if value != expected:
         raise ValueError(f"dlite_config.{key} is {value!r}; only {expected!r} can be imported")
-
-
-def _rope_theta(raw: dict[str, Any]) -> float:
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind != "default" or raw.get("partial_rotary_factor", 1) != 1:
-        raise ValueError(
-            f"the draft model's rope is {kind!r} with partial_rotary_factor "
-            f"{raw.get('partial_rotary_factor', 1)}; only plain, full rope can be imported"
-        )
-    thetas = {float(c["rope_theta"]) for c in (raw, parameters) if "rope_theta" in c}
-    if len(thetas) != 1:
-        raise ValueError(f"config.json must state one rope_theta, found {sorted(thetas)}")
-    return thetas.pop()
 
 
 def _from_authors(raw: dict[str, Any]) -> DraftConfig:
@@ -157,17 +134,17 @@ def _from_authors(raw: dict[str, Any]) -> DraftConfig:
     _need_equal(theirs, "architecture_version", AUTHORS_VERSION)
     _need_equal(theirs, "sequential_head", "rnn")
     _need_equal(theirs, "anchor_group_size", 1)
-    tap_ids = _need(theirs, "target_layer_ids", "dlite_config.")
+    tap_ids = need(theirs, "target_layer_ids", "dlite_config.")
     _need_equal(theirs, "chs_num_layers", len(tap_ids))
-    role = str(_need(theirs, "model_role", "dlite_config."))
+    role = str(need(theirs, "model_role", "dlite_config."))
     config = DraftConfig(
         tap_ids=tuple(tap_ids),
-        num_draft_tokens=_need(raw, "block_size") - 1,
-        rank=_need(theirs, "sequential_rank", "dlite_config."),
-        mask_token_id=_need(theirs, "mask_token_id", "dlite_config."),
-        rope_theta=_rope_theta(raw),
-        qk_norm=_need(raw, "model_type") == "qwen3",
-        **{key: _need(raw, key) for key in SHARED_KEYS},
+        num_draft_tokens=need(raw, "block_size") - 1,
+        rank=need(theirs, "sequential_rank", "dlite_config."),
+        mask_token_id=need(theirs, "mask_token_id", "dlite_config."),
+        rope_theta=rope_theta(raw),
+        qk_norm=need(raw, "model_type") == "qwen3",
+        **{key: need(raw, key) for key in SHARED_KEYS},
         **_teacher_fields(theirs, role),
     )
     middle = config.history_layer_ids
@@ -183,7 +160,7 @@ def _teacher_fields(theirs: dict[str, Any], role: str) -> dict[str, Any]:
     if role == AUTHORS_STUDENT:
         return {}
     if "teacher" in role:
-        window = _need(theirs, "swa_window_size", "dlite_config.")
+        window = need(theirs, "swa_window_size", "dlite_config.")
         return {"context": "taps+history", "history_window": window}
     raise ValueError(
         f"dlite_config.model_role is {role!r}; only {AUTHORS_STUDENT!r} and teachers can be "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,10 +15,20 @@ from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.model.vocab import draft_to_target
 
+if TYPE_CHECKING:
+    from dlite.target import TargetModel
+
 WEIGHTS = "model.safetensors"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # What a student leaves behind when it starts from its history-aware teacher.
 HISTORY_ONLY = ("history_fuse.", "history_norm.")
+# What `dlite.history_layouts` call otherwise, and what their files hold of the target's.
+RENAMED = {
+    "fc.": "feature_fuse.",
+    "hidden_norm.": "context_norm.",
+    "markov_head.": "sequential_head.",
+}
+COPIES = {"embed_tokens.weight", "lm_head.weight"}
 MAY_DIFFER = {"context", "history_window", "max_position_embeddings"}
 
 
@@ -110,3 +122,98 @@ def warm_start(model: DraftModel, source: DraftModel) -> list[str]:
     for name, tensor in own.items():
         tensor.copy_(given[name])
     return left
+
+
+# ---- other projects' names -------------------------------------------------------------------
+
+
+def _rename(tensors: dict[str, Tensor], prefixes: dict[str, str]) -> dict[str, Tensor]:
+    named = {}
+    for name, tensor in tensors.items():
+        old = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        named[prefixes.get(old, "") + name.removeprefix(old)] = tensor
+    return named
+
+
+def from_history_layout(tensors: dict[str, Tensor], config: DraftConfig) -> dict[str, Tensor]:
+    """Our names, and zero depth embeddings. Copies of what the target owns are left out (see
+    `check_copies`), and so is a confidence head, with a warning."""
+    own = {k: t for k, t in tensors.items() if not k.startswith("confidence_head.")}
+    if len(own) < len(tensors):
+        warnings.warn(
+            "the confidence head is left out: dlite does not shorten drafts by it, so the target "
+            "verifies all tokens of each draft; output is the same",
+            stacklevel=2,
+        )
+    own = _rename({k: t for k, t in own.items() if k not in COPIES}, RENAMED)
+    dtype = next((t.dtype for t in own.values() if t.is_floating_point()), torch.bfloat16)
+    zeros_ND = torch.zeros(config.num_target_layers, config.hidden_size, dtype=dtype)
+    return {**own, "layer_depth_embedding.weight": zeros_ND}
+
+
+def check_copies(
+    tensors: dict[str, Tensor], config: DraftConfig, target: TargetModel | None
+) -> None:
+    """Warns of a checkpoint's copies of the target's tables that differ from the target's own, or
+    can't be compared. Raises ValueError for another shape than the target's, and for a target that
+    scales its embeddings: these layouts' readers don't."""
+    if target is not None:
+        mask_1 = torch.tensor([config.mask_token_id], device=target.device)
+        if not torch.equal(target.embed(mask_1), target.embed_weight_VD[mask_1]):
+            raise ValueError(
+                f"the target {target.name!r} scales its input embeddings, which DFlash and DSpark "
+                "read unscaled; only a target that does not can be drafted for"
+            )
+    copies = {name: tensors[name] for name in sorted(COPIES & tensors.keys())}
+    for name, copy_VD in copies.items():
+        num_ids = config.num_draft_ids if name == "lm_head.weight" else config.vocab_size
+        if copy_VD.shape != (num_ids, config.hidden_size):
+            raise ValueError(
+                f"{name} has shape {list(copy_VD.shape)}, not the target's "
+                f"{[num_ids, config.hidden_size]}; export the checkpoint again"
+            )
+        if target is None:
+            continue
+        own_VD = target_table(name, config, target, tensors.get("d2t"))
+        if not torch.equal(copy_VD.to(own_VD.dtype), own_VD):
+            warnings.warn(
+                f"{name} differs from the target's and is left out: dlite drafts with the "
+                "target's own, so fewer drafts may be accepted; output is the same",
+                stacklevel=2,
+            )
+    if copies and target is None:
+        warnings.warn(
+            f"{' and '.join(copies)} are left out, not compared with the target's own that dlite "
+            "drafts with: where they differ, fewer drafts are accepted; name the target to compare",
+            stacklevel=2,
+        )
+
+
+def target_table(name: str, config: DraftConfig, target: TargetModel, d2t: Tensor | None) -> Tensor:
+    """The target's own tensor, on the CPU, for one of COPIES; of a pruned LM head the kept rows."""
+    if name == "embed_tokens.weight":
+        return target.embed_weight_VD.detach().cpu()
+    head_VD = target.head_weight_VD.detach().cpu()
+    if not config.pruned:
+        return head_VD
+    assert d2t is not None
+    return head_VD[draft_to_target(d2t.cpu())]
+
+
+def to_history_layout(
+    tensors: dict[str, Tensor], layout: str, config: DraftConfig, target: TargetModel | None
+) -> dict[str, Tensor]:
+    """Their names, and the copies of the target's tables that a layout's readers need. Raises
+    ValueError for depth embeddings, which no such layout has."""
+    own = dict(tensors)
+    if bool(own.pop("layer_depth_embedding.weight").any()):
+        raise ValueError(
+            f"the {layout} layout has no depth embeddings, and this draft model's are not zero; "
+            "keep it in dlite's own layout (--to dlite)"
+        )
+    copies = {"deepspec": sorted(COPIES)}.get(layout, ["lm_head.weight"] if config.pruned else [])
+    dtype = own["norm.weight"].dtype
+    for name in copies:
+        assert target is not None
+        own[name] = target_table(name, config, target, own.get("d2t")).to(dtype).clone()
+    return _rename(own, {ours: theirs for theirs, ours in RENAMED.items()})

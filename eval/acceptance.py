@@ -20,7 +20,7 @@ from dlite import checkpoint
 from dlite.config import run
 from dlite.decode import Times, top2_margins
 from dlite.drafters.base import Drafter
-from dlite.drafters.neural import NeuralDrafter
+from dlite.drafters.history import drafter_of
 from dlite.drafters.ngram import NgramDrafter
 from dlite.target import TargetModel
 from dlite.types import Round, tokens_per_step
@@ -58,7 +58,7 @@ class Config(Options):
 def _dlite(config: Config, target: TargetModel) -> Drafter:
     if config.draft is None:
         raise ValueError("drafter dlite needs a draft model; add draft=DIR")
-    return NeuralDrafter(checkpoint.load(config.draft, target))
+    return drafter_of(checkpoint.load(config.draft, target))
 
 
 DRAFTERS: dict[str, Callable[[Config, TargetModel], Drafter]] = {

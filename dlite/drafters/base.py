@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
@@ -29,4 +31,17 @@ class Drafter(Protocol):
 
     def close(self, session: SessionKey) -> None:
         """Destroys the session's private corpora."""
+        ...
+
+
+@runtime_checkable
+class ReadsHistory(Protocol):
+    """A drafter that needs the target's states of all positions, not only of the last one."""
+
+    def read(self, requests: list[Request], taps_BTLD: Tensor, counts: list[int]) -> None:
+        """The first `counts[b]` of T positions follow those read before for `requests[b]`.
+
+        Called after the prefill of new requests, and after each verification with every running
+        request: the anchor and the accepted tokens. Layers in the drafter's `tap_ids` order.
+        """
         ...

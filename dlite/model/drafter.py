@@ -238,6 +238,18 @@ class DraftModel(nn.Module):
         samplings: list[Sampling] | None = None,
         uniforms: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
+        """`decide` on the states of these blocks."""
+        return self.decide(self.hidden(blocks), blocks.anchor_A, num_draft, samplings, uniforms)
+
+    @torch.no_grad()
+    def decide(
+        self,
+        h_AKD: Tensor,
+        anchor_A: Tensor,
+        num_draft: int | None = None,
+        samplings: list[Sampling] | None = None,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor | None]]:
         """Draft left to right: tokens [A, K] in target ids and, for rows that are sampled, the
         distributions [K, V] that they were drawn from (None: argmax).
 
@@ -250,8 +262,8 @@ class DraftModel(nn.Module):
                 f"{num_draft} draft tokens asked of a draft model trained for "
                 f"{self.config.num_draft_tokens}; ask for 1 to {self.config.num_draft_tokens}"
             )
-        h_AKD, weight_VF = self.hidden(blocks), self.vocab_weight()
-        state, prev_A = self.sequential_head.initial(h_AKD), blocks.anchor_A
+        weight_VF = self.vocab_weight()
+        state, prev_A = self.sequential_head.initial(h_AKD), anchor_A
         sampled = [i for i, s in enumerate(samplings or []) if not s.greedy]
         probs: dict[int, list[Tensor]] = {i: [] for i in sampled}
         tokens = []
