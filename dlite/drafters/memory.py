@@ -34,7 +34,7 @@ HISTORIES = ("own", "call", "session", "blocks")
 RULES = {rule.name.lower(): rule for rule in Rule}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class MemoryOptions:
     """`history`: what a call looks into beside files and the static corpus. `own`: its own
     output; `call`: its prompt, too; `session`: all that its session read and wrote; `blocks`:
@@ -248,9 +248,8 @@ class Memory:
     def draft(self, call: Call, place: int, found: Continuation, num_tokens: int) -> Draft:
         """`place`: of the origin among the call's."""
         origin = call.origins[place]
-        evidence = Evidence(
-            call.source_class(origin, found), found.match_length, found.support, found.votes
-        )
+        source = call.source_class(origin, found)
+        evidence = Evidence(source, found.match_length, found.support, found.votes, found.agreed)
         if origin.lane is not None:
             name = "session"
         elif origin.source is SourceClass.GLOBAL:
