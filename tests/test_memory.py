@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dlite.drafters.agspec import AgSpecDrafter, AgSpecOptions
-from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.drafters.copying import CopyDrafter, CopyOptions
+from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.types import AgentContext, Draft, OpenedFile, Request, SessionKey, Verdict, View
 
 KEY = SessionKey("tenant", "session")
