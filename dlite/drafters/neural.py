@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 
 from dlite.model.drafter import Blocks, DraftModel
 from dlite.types import Draft, Request, SessionKey, Verdict, View
+
+
+@dataclass(kw_only=True)
+class NeuralOptions:
+    """`draft` is the draft model's folder or hub id; `strict` refuses a target of other weights
+    than it was trained for."""
+
+    draft: str
+    strict: bool = False
 
 
 class NeuralDrafter:
@@ -79,6 +89,9 @@ class NeuralDrafter:
 
     def finish(self, request: Request) -> None:
         self._random.pop(request.id, None)
+
+    def abort(self, request: Request) -> None:
+        self.finish(request)
 
     def close(self, session: SessionKey) -> None:
         pass
