@@ -58,6 +58,9 @@ class PromptLookup:
     def finish(self, request: Request) -> None:
         pass
 
+    def abort(self, request: Request) -> None:
+        pass
+
     def close(self, session: SessionKey) -> None:
         self._indexes = {key: found for key, found in self._indexes.items() if key[0] != session}
 
@@ -114,6 +117,9 @@ class AutomatonDrafter:
         self._indexes.pop(request.id).close()
         del self._sizes[request.id]
 
+    def abort(self, request: Request) -> None:
+        self.finish(request)
+
     def close(self, session: SessionKey) -> None:
         pass
 
@@ -151,6 +157,7 @@ class SessionAutomaton(AutomatonDrafter):
     def finish(self, request: Request) -> None:
         """Takes the last round's tokens; the automaton stays."""
         indexed, size = self._sessions[request.session], self._sizes.pop(request.id)
+        del indexed.last[len(request.prompt) + request.max_new_tokens :]  # behind a full draft
         self._indexes.pop(request.id).extend(indexed.last[size:])
 
     def close(self, session: SessionKey) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dlite.types import OpenedFile
+from eval.tokenizing import load_chat_tokenizer
 from eval.traces import Message, Session
 
 FORMAT = 1  # of the cached files
@@ -44,17 +45,17 @@ class Call:
 
 
 class Renderer:
-    """Chat template and tokenizer of a folder or hub id.
+    """Chat template and tokenizer of a target, by its name, folder or hub id.
 
     Raises ValueError where there is no chat template or no end-of-turn token.
     """
 
     def __init__(self, tokenizer: str) -> None:
-        from transformers import AutoTokenizer
-
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self.tokenizer = load_chat_tokenizer(tokenizer)
         if self.tokenizer.chat_template is None or self.tokenizer.eos_token_id is None:
-            raise ValueError(f"tokenizer {tokenizer!r} has no chat template or no end token")
+            raise ValueError(
+                f"tokenizer {tokenizer!r} lacks a chat template or an end token; name a chat model"
+            )
         self.end_id: int = self.tokenizer.eos_token_id
         self._backend = self.tokenizer.backend_tokenizer
         added = [t.content for t in self._backend.get_added_tokens_decoder().values()]

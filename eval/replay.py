@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
 
 from dlite.drafters.base import Drafter
 from dlite.types import AgentContext, Draft, Request, Round, SessionKey, Verdict, View
@@ -53,43 +52,6 @@ class Replay:
     draft_seconds: float = 0.0
 
 
-class Policy(Protocol):
-    """Turns views into the drafts that are verified; `cost` is the time that drafting took, in
-    units of the cost model."""
-
-    def start(self, request: Request, call: Call) -> None: ...
-
-    def propose(self, views: list[View]) -> tuple[list[Draft], float]: ...
-
-    def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None: ...
-
-    def finish(self, request: Request) -> None: ...
-
-    def close(self, session: SessionKey) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """A single drafter."""
-
-    drafter: Drafter
-
-    def start(self, request: Request, call: Call) -> None:
-        self.drafter.start(request)
-
-    def propose(self, views: list[View]) -> tuple[list[Draft], float]:
-        return self.drafter.propose(views), 0.0
-
-    def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        self.drafter.observe(request, draft, verdict)
-
-    def finish(self, request: Request) -> None:
-        self.drafter.finish(request)
-
-    def close(self, session: SessionKey) -> None:
-        self.drafter.close(session)
-
-
 class Slot:
     """A place in the batch. It runs `calls` in a circle from number `first`; the first `num_own`
     of them are its share, what it runs after them only keeps the batch full."""
@@ -108,39 +70,39 @@ class Slot:
     def num_left(self) -> int:
         return len(self.call.output) - self.done
 
-    def begin(self, policy: Policy, end_id: int) -> None:
+    def begin(self, drafter: Drafter, end_id: int) -> None:
         """Lets the drafter see what the session's earlier calls wrote, then starts the call."""
         first = self.at
         while first and self.calls[first - 1].session == self.call.session:
             first -= 1
         for earlier in self.calls[first : self.at]:
             request = _request(earlier, self.tenant, end_id)
-            policy.start(request, earlier)
+            drafter.start(request)
             if len(earlier.output) > 1:
-                policy.propose([View(request, [*request.prompt, *earlier.output[:-1]], 1)])
-                policy.observe(request, Draft(), Verdict(0, earlier.output[-1]))
-            policy.finish(request)
-        self.start(policy, end_id)
+                drafter.propose([View(request, [*request.prompt, *earlier.output[:-1]], 1)])
+                drafter.observe(request, Draft(), Verdict(0, earlier.output[-1]))
+            drafter.finish(request)
+        self.start(drafter, end_id)
 
-    def start(self, policy: Policy, end_id: int) -> None:
+    def start(self, drafter: Drafter, end_id: int) -> None:
         """Starts the next call that has a round."""
         while True:
             self.request = _request(self.call, self.tenant, end_id)
-            policy.start(self.request, self.call)
+            drafter.start(self.request)
             self.tokens = [*self.request.prompt, self.call.output[0]]
             self.done = 1
             if self.num_left:
                 return
-            self.end(policy)
+            self.end(drafter)
 
-    def end(self, policy: Policy) -> None:
-        policy.finish(self.request)
+    def end(self, drafter: Drafter) -> None:
+        drafter.finish(self.request)
         session = self.call.session
         self.at = (self.at + 1) % len(self.calls)
         self.left -= 1
         if self.call.session != session or self.at == 0:
             assert self.request.session
-            policy.close(self.request.session)
+            drafter.close(self.request.session)
 
     def verify(self, draft: Draft) -> tuple[Verdict, Round]:
         """Commits what the recorded output accepts of the draft, and its next token."""
@@ -188,28 +150,30 @@ def shares(sessions: Sequence[Sequence[Call]], batch: int, seed: int) -> list[Sl
 
 def replay(
     sessions: Sequence[Sequence[Call]],
-    policy: Policy,
+    drafter: Drafter,
     *,
     end_id: int,
     batch: int = 1,
     seed: int = 0,
     max_draft: int = MAX_DRAFT,
     cost: CostModel = CostModel(),
+    drafting_cost: Callable[[], float] = float,
     on_tokens: Callable[[int], object] | None = None,
 ) -> Replay:
-    """Every call once, `batch` requests at a time. A slot that is through with its share goes on,
-    uncounted, until all are. `on_tokens` is told how many tokens each counted round emitted."""
+    """Every call once, `batch` requests at a time; a slot that is through with its share goes on,
+    uncounted, until all are. `drafting_cost` says what the last proposals took, in the cost
+    model's units; `on_tokens` is told how many tokens each counted round emitted."""
     result = Replay(batch)
     slots = shares(sessions, batch, seed)
     for slot in slots:
-        slot.begin(policy, end_id)
+        slot.begin(drafter, end_id)
     while any(slot.left > 0 for slot in slots):
         start = time.perf_counter()
         views = [View(slot.request, slot.tokens, max_draft) for slot in slots]
-        drafts, drafting_cost = policy.propose(views)
+        drafts = drafter.propose(views)
         drafted = time.perf_counter()
         num_tokens = sum(len(draft.tokens) for draft in drafts)
-        share = (cost.step(batch + num_tokens) + drafting_cost) / batch
+        share = (cost.step(batch + num_tokens) + drafting_cost()) / batch
         verdicts = []
         for slot, draft in zip(slots, drafts, strict=True):
             verdict, done = slot.verify(draft)
@@ -220,13 +184,13 @@ def replay(
                     on_tokens(done.emitted)
         verified = time.perf_counter()
         for slot, draft, verdict in zip(slots, drafts, verdicts, strict=True):
-            policy.observe(slot.request, draft, verdict)
+            drafter.observe(slot.request, draft, verdict)
         result.draft_seconds += drafted - start + time.perf_counter() - verified
         result.num_batches += 1
         for slot in slots:
             if not slot.num_left:
-                slot.end(policy)
-                slot.start(policy, end_id)
+                slot.end(drafter)
+                slot.start(drafter, end_id)
     for slot in slots:
-        policy.finish(slot.request)
+        drafter.abort(slot.request)
     return result

@@ -22,7 +22,7 @@ from dlite.drafters.ngram import NgramDrafter
 from eval.provenance import provenance
 from eval.references import AutomatonDrafter, PromptLookup, SessionAutomaton
 from eval.rendering import Workload, load_calls
-from eval.replay import MAX_DRAFT, Alone, CostModel, replay
+from eval.replay import MAX_DRAFT, CostModel, replay
 from eval.tally import Cell, Tally, ci95, grouped, mean_over_sessions, merge, tally, total
 from eval.traces import read_sessions
 
@@ -129,7 +129,7 @@ def simulate(workload: Workload, spec: str, batch: int, config: Config) -> Resul
         with tqdm(total=num_tokens, desc=f"{spec} at {batch}, seed {seed}", disable=None) as bar:
             done = replay(
                 workload.sessions,
-                Alone(DRAFTERS[name][variant]()),
+                DRAFTERS[name][variant](),
                 end_id=workload.end_id,
                 batch=batch,
                 seed=seed,
