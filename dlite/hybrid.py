@@ -58,11 +58,19 @@ class Hybrid:
         self.chooser.observe(request, proposed, draft, verdict)
 
     def finish(self, request: Request) -> None:
+        self._forget(request)
+        for drafter in self._drafters.values():
+            drafter.finish(request)
+
+    def abort(self, request: Request) -> None:
+        self._forget(request)
+        for drafter in self._drafters.values():
+            drafter.abort(request)
+
+    def _forget(self, request: Request) -> None:
         self._proposed.pop(request.id, None)
         self._owner.pop(request.id, None)
         self.chooser.finish(request)
-        for drafter in self._drafters.values():
-            drafter.finish(request)
 
     def close(self, session: SessionKey) -> None:
         for drafter in self._drafters.values():
