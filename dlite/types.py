@@ -117,6 +117,7 @@ class Evidence:
     match_length: int
     support: int
     votes: int
+    agreed: int = 0
 
 
 @dataclass(slots=True)

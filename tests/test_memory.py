@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dlite.drafters.agspec import AgSpecDrafter, AgSpecOptions
+from dlite.drafters.copying import CopyDrafter, CopyOptions
 from dlite.drafters.memory import Memory, MemoryOptions
-from dlite.drafters.sam import SamDrafter, SamOptions
 from dlite.types import AgentContext, Draft, OpenedFile, Request, SessionKey, Verdict, View
 
 KEY = SessionKey("tenant", "session")
@@ -62,6 +62,11 @@ def agspec(**options: Any) -> AgSpecDrafter:
     return AgSpecDrafter(Memory(chosen, encode=encode), chosen)
 
 
+def sam(rule: str) -> CopyDrafter:
+    options = CopyOptions(live_rule=rule)
+    return CopyDrafter("sam", Memory(options), options)
+
+
 def single_scope(rng: random.Random, num_calls: int) -> list[tuple[Request, list[int]]]:
     """One agent whose prompt is always its last one, its answer and a tool's output."""
     calls, prompt = [], words(rng, 40)
@@ -80,7 +85,7 @@ def test_a_session_of_one_agent_drafts_what_its_call_alone_would(rule: str) -> N
     rounds = 0
     for _ in range(10):
         session = agspec(live_rule=rule, online=False)
-        call = SamDrafter(SamOptions(rule=rule))
+        call = sam(rule)
         for ours, theirs in replay([session, call], single_scope(rng, 6)):
             assert ours.tokens == theirs.tokens
             rounds += bool(ours.tokens)

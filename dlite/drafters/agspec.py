@@ -15,15 +15,16 @@ from dlite.types import Draft, Request, SessionKey, SourceClass, Verdict, View
 DELTA = 5  # tokens by which the static corpus must match longer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class AgSpecOptions(MemoryOptions):
-    """`lam` is lambda, the acceptance at which one more token pays; `eta` the scale's step;
-    `caps` a file of profiled caps, or `none`; `num_draft` a fixed length (0: adapted);
-    `online` off leaves the scale at 1. The rules are the paper's."""
+    """`corpus` is the static corpus' folder. `lam` is lambda, the acceptance at which one more
+    token pays; `eta` the scale's step; `caps` a file of profiled caps, or `none`; `num_draft` a
+    fixed length (0: adapted); `online` off leaves the scale at 1. The rules are the paper's."""
 
     live_rule: str = "vote"
     workspace_rule: str = "first"
     static_rule: str = "vote"
+    corpus: str | None = None
     delta: int = DELTA
     lam: float = 0.3
     eta: float = 0.05

@@ -34,7 +34,7 @@ HISTORIES = ("own", "call", "session", "blocks")
 RULES = {rule.name.lower(): rule for rule in Rule}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class MemoryOptions:
     """`history`: what a call looks into beside files and the static corpus. `own`: its own
     output; `call`: its prompt, too; `session`: all that its session read and wrote; `blocks`:
@@ -117,14 +117,7 @@ class Memory:
             session = self._sessions[_key(request)] = self._new_session()
         session.num_running += 1
         session.open(request.agent.files)
-        call = Call(
-            request,
-            session,
-            self._table,
-            isolated=options.history == "blocks",
-            prompts=options.history != "own",
-        )
-        self._calls[request.id] = call
+        self._calls[request.id] = Call(request, session, self._table, options.history)
 
     def _new_session(self) -> Session:
         options, files = self.options, None
@@ -248,9 +241,8 @@ class Memory:
     def draft(self, call: Call, place: int, found: Continuation, num_tokens: int) -> Draft:
         """`place`: of the origin among the call's."""
         origin = call.origins[place]
-        evidence = Evidence(
-            call.source_class(origin, found), found.match_length, found.support, found.votes
-        )
+        source = call.source_class(origin, found)
+        evidence = Evidence(source, found.match_length, found.support, found.votes, found.agreed)
         if origin.lane is not None:
             name = "session"
         elif origin.source is SourceClass.GLOBAL:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 
 from dlite.model.drafter import Blocks, DraftModel
 from dlite.types import Draft, Request, SessionKey, Verdict, View
+
+
+@dataclass(kw_only=True)
+class NeuralOptions:
+    """`draft` is the draft model's folder or hub id; `strict` refuses a target of other weights
+    than it was trained for."""
+
+    draft: str
+    strict: bool = False
 
 
 class NeuralDrafter:
