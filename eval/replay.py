@@ -79,8 +79,10 @@ class Slot:
             request = _request(earlier, self.tenant, end_id)
             drafter.start(request)
             if len(earlier.output) > 1:
-                drafter.propose([View(request, [*request.prompt, *earlier.output[:-1]], 1)])
-                drafter.observe(request, Draft(), Verdict(0, earlier.output[-1]))
+                tokens = [*request.prompt, *earlier.output[:-1]]
+                drafter.propose([View(request, tokens, 1)])
+                tokens.append(earlier.output[-1])
+                drafter.observe(request, Draft(), Verdict(0, tokens[-1]))
             drafter.finish(request)
         self.start(drafter, end_id)
 
