@@ -123,6 +123,16 @@ def _rest(options: Options, resources: Resources) -> Drafter:
     return RestDrafter(resources.corpus(chosen.corpus), chosen)
 
 
+def _survival(options: Options, resources: Resources) -> Drafter:
+    from dlite.config import from_mapping
+    from dlite.drafters.survival import SurvivalDrafter, SurvivalOptions
+    from dlite.survival import Prior, shipped_prior
+
+    chosen = from_mapping(SurvivalOptions, options)
+    prior = shipped_prior() if chosen.priors == "shipped" else Prior.read(chosen.priors)
+    return SurvivalDrafter(resources.memory(chosen, chosen.corpus), chosen, prior)
+
+
 DRAFTERS: dict[str, Callable[[Options, Resources], Drafter]] = {
     "dlite": _dlite,
     "ngram": _ngram,
@@ -131,6 +141,7 @@ DRAFTERS: dict[str, Callable[[Options, Resources], Drafter]] = {
     "agentspec": _agentspec,
     "agspec": _agspec,
     "rest": _rest,
+    "survival": _survival,
 }
 
 

@@ -17,17 +17,17 @@ from dlite.types import Draft, Request, SessionKey, Verdict, View
 @dataclass(kw_only=True)
 class SurvivalOptions(MemoryOptions):
     """`corpus` is the static corpus' folder. A draft ends where its survival falls under
-    `min_survival`, the price of a verified token; 0 leaves that to a planner. `priors` is a file
-    written by `python -m eval.profile`, or `shipped`."""
+    `threshold`, the price of a verified token; 0 leaves that to a planner. `priors` is a file
+    of `python -m eval.profile`, or `shipped`."""
 
     corpus: str | None = None
-    min_survival: float = 0.0
+    threshold: float = 0.0
     priors: str = "shipped"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.min_survival < 1:
-            raise ValueError(f"min_survival is {self.min_survival}; give a number in [0, 1)")
+        if not 0 <= self.threshold < 1:
+            raise ValueError(f"threshold is {self.threshold}; give a number in [0, 1)")
 
 
 class SurvivalDrafter:
@@ -57,7 +57,7 @@ class SurvivalDrafter:
             promise = sum(draft.survival)
             if promise > promised:
                 best, promised = draft, promise
-        least = self.options.min_survival
+        least = self.options.threshold
         return best.cut(sum(s >= least for s in best.survival)) if best.survival else best
 
     def _learnt(self, request: Request) -> Survival | None:
