@@ -75,7 +75,7 @@ def decode(
     finally:
         for row in loop.rows:  # an interrupt leaves some that are still running
             if drafter is not None and not row.done:
-                drafter.finish(row.request)
+                drafter.abort(row.request)
     loop.times.total_seconds = time.perf_counter() - start
     return DecodeResult([row.completion for row in rows], loop.times)
 

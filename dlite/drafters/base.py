@@ -27,6 +27,10 @@ class Drafter(Protocol):
         """Ends the call and seals it into its session."""
         ...
 
+    def abort(self, request: Request) -> None:
+        """Ends a call that nobody has seen the end of: what it generated is forgotten."""
+        ...
+
     def close(self, session: SessionKey) -> None:
         """Destroys the session's private corpora."""
         ...

@@ -75,5 +75,8 @@ class NeuralDrafter:
     def finish(self, request: Request) -> None:
         self._random.pop(request.id, None)
 
+    def abort(self, request: Request) -> None:
+        self.finish(request)
+
     def close(self, session: SessionKey) -> None:
         pass

@@ -51,5 +51,8 @@ class NgramDrafter:
     def finish(self, request: Request) -> None:
         del self._ends[request.id], self._indexed[request.id]
 
+    def abort(self, request: Request) -> None:
+        self.finish(request)
+
     def close(self, session: SessionKey) -> None:
         pass
