@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlite.drafters.structure import parse_structure
@@ -31,7 +31,7 @@ class Metadata:
     `drafter`: one of those that the server has loaded; "": its default."""
 
     session: SessionKey | None = None
-    agent: AgentContext = AgentContext()
+    agent: AgentContext = field(default_factory=AgentContext)
     end_session: bool = False
     drafter: str = ""
 

@@ -51,7 +51,7 @@ class Proposer:
             if self.draft.config.num_target_layers != self.num_layers:
                 raise ValueError(
                     f"the draft model reads a target of {self.draft.config.num_target_layers} "
-                    f"layers, this one has {self.num_layers}; use the target that it was trained for"
+                    f"layers, this one has {self.num_layers}; use the one it was trained for"
                 )
             self.tap_ids = tuple(sorted(self.draft.config.tap_ids))
 

@@ -1,8 +1,9 @@
 """The target's hidden states out of vLLM's own forward.
 
-Ours: id k = output of 0-based layer k, the last one after the final norm. vLLM's: id k = the residual
-stream before layer k, so our k is vLLM's k + 1, and its last one is *before* the final norm: ours is
-the forward's result instead. vLLM gives the states in ascending order, whatever order was asked.
+Ours: id k = output of 0-based layer k, the last one after the final norm. vLLM's: id k = the
+residual stream before layer k. So our k is vLLM's k + 1, except the last: vLLM's last state is
+*before* the final norm, ours is the forward's result. vLLM gives states in ascending order,
+whatever order was asked for.
 """
 
 from __future__ import annotations
