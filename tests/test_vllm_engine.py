@@ -12,11 +12,9 @@ import torch
 from conftest import TINY_DRAFT, save_tiny_llama
 
 from dlite import checkpoint
-from dlite.decode import decode
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
-from dlite.types import Request
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -67,9 +65,16 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def plain(target: TargetModel, prompts: list[list[int]]) -> list[list[int]]:
-    """From Hugging Face's model by plain decoding."""
-    requests = [Request(str(i), ids, NEW_TOKENS, target.eos_ids) for i, ids in enumerate(prompts)]
-    return [done.tokens for done in decode(target, requests, None).completions]
+    """From Hugging Face's model without any cache, a whole forward for each token."""
+    outputs: list[list[int]] = [[] for _ in prompts]
+    for _ in range(NEW_TOKENS):
+        open_ = [i for i, out in enumerate(outputs) if not target.eos_ids & set(out)]
+        texts = [prompts[i] + outputs[i] for i in open_]
+        states = target.capture(texts, (target.num_layers - 1,))
+        logits_NV = target.logits(torch.stack([state_SLD[-1, 0] for state_SLD in states]))
+        for i, token in zip(open_, logits_NV.argmax(-1).tolist(), strict=True):
+            outputs[i].append(token)
+    return outputs
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "dlite"])
@@ -143,8 +148,9 @@ def test_bad_metadata_is_refused_at_the_door(
     served: Engine, extra: dict[str, object], message: str
 ) -> None:
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMValidationError
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(VLLMValidationError, match=message):
         served.llm.generate(
             [{"prompt_token_ids": [5]}], SamplingParams(extra_args=extra), use_tqdm=False
         )
