@@ -18,8 +18,7 @@ def fingerprint(model: Any, tokenizer: Any) -> dict[str, str]:
     """Hashes under "architecture", "weights" and "tokenizer".
 
     Weights: names, shapes and sampled values rounded to bfloat16, so that a bfloat16 checkpoint
-    has the same one whether it is loaded in bfloat16 or in float32. Tokenizer: its vocabulary,
-    its special ids and the ids of a fixed text (one vocabulary can be split in two ways).
+    has the same one whether it is loaded in bfloat16 or in float32.
     """
     weights = hashlib.sha256()
     for name, tensor in model.named_parameters():
@@ -28,18 +27,20 @@ def fingerprint(model: Any, tokenizer: Any) -> dict[str, str]:
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.bfloat16().float().cpu().numpy().tobytes())
     return {
-        "architecture": of_architecture(model.config),
+        "architecture": architecture_fingerprint(model.config),
         "weights": weights.hexdigest()[:16],
-        "tokenizer": of_tokenizer(tokenizer),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
     }
 
 
-def of_architecture(config: Any) -> str:
+def architecture_fingerprint(config: Any) -> str:
     values = config.to_dict()
     return _short({key: values.get(key) for key in ARCHITECTURE_KEYS})
 
 
-def of_tokenizer(tokenizer: Any) -> str:
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Of its vocabulary, its special ids and the ids of a fixed text (one vocabulary can be split
+    in two ways)."""
     parts = (
         sorted(tokenizer.get_vocab().items()),
         tokenizer(TEXT, add_special_tokens=False)["input_ids"],

@@ -28,7 +28,7 @@ class Drafter(Protocol):
         ...
 
     def abort(self, request: Request) -> None:
-        """Ends a call that nobody has seen the end of: what it generated is forgotten."""
+        """Ends a call that broke off: what it generated is forgotten."""
         ...
 
     def close(self, session: SessionKey) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 
@@ -10,26 +11,36 @@ from dlite.model.drafter import Blocks, DraftModel
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
 
+@dataclass(kw_only=True)
+class NeuralOptions:
+    """`draft` is the draft model's folder or hub id; `strict` refuses a target of other weights
+    than it was trained for."""
+
+    draft: str
+    strict: bool = False
+
+
 class NeuralDrafter:
     """Drafts with a history-free DraftModel that is bound to its target.
 
     Sampled requests get sampled drafts with their distributions, from the request's own stream of
-    random numbers; greedy ones are drafted by argmax. Raises ValueError for a history context.
+    random numbers; greedy ones are drafted by argmax. `argmax`: all are, as point masses with the
+    model's confidence, which is what a planner may cut. Raises ValueError for a history context.
     """
 
-    def __init__(self, model: DraftModel, name: str = "dlite") -> None:
+    def __init__(self, model: DraftModel, name: str = "dlite", *, argmax: bool = False) -> None:
         if model.config.context != "taps":
             raise ValueError(
                 f"a draft model with context {model.config.context!r} keeps a history that this "
                 "drafter does not; draft with a context='taps' model"
             )
-        self.name, self.model = name, model.eval()
+        self.name, self.model, self.argmax = name, model.eval(), argmax
         self.tap_ids = model.config.tap_ids
         self._random: dict[str, random.Random] = {}
 
     def start(self, request: Request) -> None:
         sampling = request.sampling
-        if not sampling.greedy:
+        if not sampling.greedy and not self.argmax:
             # Without a seed each call must draw anew: a draft that is a function of the request's
             # id is no draw from q, and the accepted tokens would not follow p.
             key = None if sampling.seed is None else f"draft {sampling.seed} {request.id}"
@@ -49,13 +60,17 @@ class NeuralDrafter:
             taps.append(taps_LD)
         weight = self.model.norm.weight
         anchor_A = torch.tensor([views[i].tokens[-1] for i in rows], device=weight.device)
-        samplings = [views[i].request.sampling for i in rows]
-        tokens_AK, probs = self.model.draft(
-            Blocks(anchor_A, torch.stack(taps).to(weight.device, weight.dtype)),
-            longest,
-            samplings,
-            self._uniforms([views[i].request for i in rows], longest),
-        )
+        blocks = Blocks(anchor_A, torch.stack(taps).to(weight.device, weight.dtype))
+        if self.argmax:
+            confidence_AK = torch.empty(len(rows), longest, device=weight.device)
+            tokens_AK, probs = self.model.draft(blocks, longest, confidence_AK=confidence_AK)
+            for i, confidence_K in zip(rows, confidence_AK.tolist(), strict=True):
+                drafts[i].confidence = confidence_K[: views[i].max_draft]
+        else:
+            requests = [views[i].request for i in rows]
+            samplings = [request.sampling for request in requests]
+            uniforms = self._uniforms(requests, longest)
+            tokens_AK, probs = self.model.draft(blocks, longest, samplings, uniforms)
         for i, tokens_K, probs_KV in zip(rows, tokens_AK.tolist(), probs, strict=True):
             keep = min(longest, views[i].max_draft)
             drafts[i].tokens = tokens_K[:keep]

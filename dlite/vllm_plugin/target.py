@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlite import checkpoint, fingerprint
+from dlite import checkpoint
 from dlite.families import FAMILIES
+from dlite.fingerprint import architecture_fingerprint, tokenizer_fingerprint
 from dlite.model.drafter import DraftModel
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3")  # whose embeddings vLLM does not scale
@@ -70,8 +71,8 @@ class ServedTarget:
             draft.target.check_identity(
                 self.name,
                 family=self.config.model_type,
-                architecture=fingerprint.of_architecture(self.config),
-                tokenizer=fingerprint.of_tokenizer(self.tokenizer),
+                architecture=architecture_fingerprint(self.config),
+                tokenizer=tokenizer_fingerprint(self.tokenizer),
             )
         model = checkpoint.load(draft.folder, device=self.device, dtype=self.dtype)
         return model.bind(self)
