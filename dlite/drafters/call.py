@@ -38,12 +38,12 @@ class Call:
         request: Request,
         session: Session,
         table: TokenBytes | None,
-        *,
-        isolated: bool,
-        prompts: bool,
+        history: str,
     ) -> None:
-        """`isolated`: into a lane per agent, query and block, generated text alone."""
-        self.request, self.session, self.isolated = request, session, isolated
+        """`history` is one of `memory.HISTORIES`."""
+        self.request, self.session = request, session
+        self.isolated = history == "blocks"  # a lane per agent, query and block
+        self.private = history in ("own", "call")  # a lane that ends with the call
         self.tokens: Sequence[int] = request.prompt
         self.seen = len(request.prompt)
         self.version = -1
@@ -59,14 +59,13 @@ class Call:
             self.tracker.feed(request.prompt[-TRACKED:])
             self.blocks |= _block_names(structure)
         self._taken: dict[Hashable, tuple[Lane, int]] = {}  # and where its own text begins
-        if not isolated:
-            self._read(prompts)
+        if not self.isolated:
+            self._read([] if history == "own" else request.prompt)
         self._enter(self.tracker.block if self.tracker else TEXT)
 
-    def _read(self, prompts: bool) -> None:
-        self.lanes = self.session.lanes(None)
-        prompt = np.array(self.request.prompt if prompts else [], dtype=np.int32)
-        self.lane, self.scope, new = self.session.read(self.lanes, prompt)
+    def _read(self, prompt: list[int]) -> None:
+        self.lanes = self.session.lanes(self.request.id if self.private else None)
+        self.lane, self.scope, new = self.lanes.read(np.array(prompt, dtype=np.int32))
         agent = self.request.agent
         self.lane.label(Label(agent.agent_id, agent.query_id, None))
         self.lane.write(new)
@@ -98,8 +97,7 @@ class Call:
         if self.isolated:
             self.lanes = self.session.lanes(label)
             if label not in self._taken:
-                lane = self.session.take_lane(self.lanes)
-                self.session.make_room(lane, 0)
+                lane = self.lanes.take()
                 self._taken[label] = (lane, lane.size)
             self.lane = self._taken[label][0]
             self.lane.end_segment()
@@ -119,14 +117,16 @@ class Call:
         """The call was aborted: what it generated is forgotten."""
         for lane, size in self._taken.values():
             if lane.cut(size):
-                self.session.version += 1
+                self.session.changed()
         self._release(self.request.prompt)
 
     def _release(self, tokens: Sequence[int]) -> None:
+        if self.private:
+            return self.session.forget(self.request.id)
         for lane, _ in self._taken.values():
             lane.busy = False
         if not self.isolated:
-            self.session.remember(self.scope, np.array(tokens, dtype=np.int32))
+            self.lanes.remember(self.scope, np.array(tokens, dtype=np.int32))
             self.lane.tail = self.scope
 
     # ---- looking ---------------------------------------------------------------------------

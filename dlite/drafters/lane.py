@@ -20,8 +20,6 @@ from dlite.retrieval.base import END, Index
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_LANES = 8  # that a call looks into: work per round is bounded, however many calls run
-
 
 @dataclass(frozen=True, slots=True)
 class Label:
@@ -112,38 +110,3 @@ class Lane:
         self.index.close()
         self.log.close()
         self.pending.clear()
-
-
-class Lanes:
-    """The lanes of one kind of text."""
-
-    def __init__(self, make_index: Callable[[], Index]) -> None:
-        self._make_index = make_index
-        self.lanes: list[Lane] = []  # the one used last stands last
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(lane.size for lane in self.lanes)
-
-    def take(self, tail: object = None) -> Lane:
-        """A lane that no call extends: the one that ends with `tail`, else the one used last,
-        else a new one."""
-        idle = [lane for lane in self.lanes if not lane.busy]
-        chosen = next((lane for lane in idle if tail is not None and lane.tail is tail), None)
-        if chosen is None and idle:
-            chosen = idle[-1]
-        if chosen is None:
-            chosen = Lane(self._make_index)
-        else:
-            self.lanes.remove(chosen)
-        self.lanes.append(chosen)
-        chosen.busy = True
-        return chosen
-
-    def beside(self, own: Lane | None) -> list[Lane]:
-        return [lane for lane in self.lanes if lane is not own][1 - MAX_LANES :]
-
-    def close(self) -> None:
-        for lane in self.lanes:
-            lane.close()
-        self.lanes.clear()

@@ -117,14 +117,7 @@ class Memory:
             session = self._sessions[_key(request)] = self._new_session()
         session.num_running += 1
         session.open(request.agent.files)
-        call = Call(
-            request,
-            session,
-            self._table,
-            isolated=options.history == "blocks",
-            prompts=options.history != "own",
-        )
-        self._calls[request.id] = call
+        self._calls[request.id] = Call(request, session, self._table, options.history)
 
     def _new_session(self) -> Session:
         options, files = self.options, None
