@@ -71,6 +71,7 @@ class Calls:
         self.drafters = dict(drafters)
         self.num_draft = num_draft
         self.counters = counters or Counters()
+        self.ridge_tokens = 0  # 0: not measured
         self.tap_ids = tuple(sorted({k for d in drafters.values() for k in d.tap_ids}))
         self._default = next(iter(drafters), PLAIN)
         self._calls: dict[str, Call] = {}
@@ -109,7 +110,11 @@ class Calls:
                 wanted.setdefault(self._name(call), []).append(call)
         for name, calls in wanted.items():
             self._propose(name, calls, taps_LD or {})
-        return [self.draft_of(step.id) if step.sampled else Draft() for step in steps]
+        drafts = [self.draft_of(step.id) if step.sampled else Draft() for step in steps]
+        if self.ridge_tokens:
+            used = sum(len(draft.tokens) for draft in drafts)
+            self.counters.budget(max(0, self.ridge_tokens - len(steps)), used)
+        return drafts
 
     def _judge(self, step: Step) -> None:
         call = self._calls.get(step.id)

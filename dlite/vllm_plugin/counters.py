@@ -6,6 +6,7 @@ that the server's /metrics shows theirs.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -22,7 +23,13 @@ class Counters:
 
     def proposed(self, drafter: str, seconds: float) -> None: ...
 
-    def budget(self, batch: int, limit: int, used: int) -> None: ...
+    def budget(self, limit: int, used: int) -> None: ...
+
+
+@functools.cache
+def prometheus() -> Counters:
+    """The same for all engines of a process: a metric's name is taken once."""
+    return PrometheusCounters()
 
 
 class PrometheusCounters(Counters):
@@ -58,7 +65,7 @@ class PrometheusCounters(Counters):
         self._seconds.labels(drafter).inc(seconds)
         self._calls.labels(drafter).inc()
 
-    def budget(self, batch: int, limit: int, used: int) -> None:
+    def budget(self, limit: int, used: int) -> None:
         self._limit.set(limit)
         self._used.inc(used)
 

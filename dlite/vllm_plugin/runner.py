@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed import get_tp_group
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from dlite.types import Draft
+from dlite.types import Draft, Request, View
 from dlite.vllm_plugin.calls import Step
 from dlite.vllm_plugin.requests import call_of
 from dlite.vllm_plugin.taps import decision_rows, gather
+from dlite.vllm_plugin.timing import StepTimes, cache_file
 
 
 class Drafting:
@@ -22,6 +25,7 @@ class Drafting:
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         runner: Any = self
+        runner.step_times = None
         runner.use_aux_hidden_state_outputs = bool(runner.drafter.aux_layer_ids)
 
     def _get_eagle3_aux_layers_from_config(self: Any) -> tuple[int, ...]:
@@ -42,6 +46,57 @@ class Drafting:
                 calls.start(call)
         return super()._update_states(scheduler_output)
 
+    def measure_steps(self: Any) -> None:
+        """Tells the planner what a step costs, and goes on telling it."""
+        proposer = self.drafter
+        if proposer.planner is None:
+            return
+        config = self.vllm_config
+        parallel = config.parallel_config
+        where = cache_file(
+            config.model_config.model,
+            str(self.dtype),
+            current_platform.get_device_name(),
+            parallel.tensor_parallel_size,
+            torch.get_num_threads(),
+            self.max_num_reqs,
+            self.num_spec_tokens,
+        )
+        self.step_times = StepTimes(
+            self._time_step,
+            self._time_draft,
+            max_batch=min(self.max_num_reqs, self.max_num_tokens),
+            num_draft=min(self.num_spec_tokens, self.max_num_tokens - 1),
+            cache=where,
+        )
+        proposer.planner.costs = self.step_times.costs
+        proposer.calls.ridge_tokens = self.step_times.ridge_tokens
+
+    @torch.inference_mode()
+    def _time_step(self: Any, num_tokens: int) -> None:
+        hidden_ND, _ = self._dummy_run(min(num_tokens, self.max_num_tokens), skip_eplb=True)
+        self.model.compute_logits(hidden_ND[:num_tokens]).argmax(-1).tolist()
+
+    @torch.inference_mode()
+    def _time_draft(self: Any, batch: int) -> None:
+        drafter = self.drafter
+        shape = len(drafter.tap_ids), drafter.draft.config.hidden_size
+        request = Request("timing", [0], 1)
+        taps_LD = torch.rand(shape, device=self.device, dtype=self.dtype)
+        view = View(request, [0], drafter.draft.config.num_draft_tokens, taps_LD)
+        drafter.calls.drafters["hybrid"].neural.propose([view] * batch)
+
+    def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._step_began = time.perf_counter()
+        return super().execute_model(*args, **kwargs)
+
+    def _observe_time(self: Any, scheduler_output: Any, steps: list[Step]) -> None:
+        """Of a step in which every request decoded."""
+        tokens = scheduler_output.total_num_scheduled_tokens
+        if self.step_times and tokens == sum(1 + step.num_verified for step in steps):
+            seconds = time.perf_counter() - self._step_began
+            self.step_times.observe(tokens, len(steps), seconds)
+
     def propose_draft_token_ids(
         self: Any,
         scheduler_output: Any,
@@ -61,6 +116,7 @@ class Drafting:
             Step(id, sampled, num)
             for id, sampled, num in zip(ids, sampled_token_ids, verified, strict=True)
         ]
+        self._observe_time(scheduler_output, steps)
         taps_LD: dict[str, Tensor] = {}
         if tapped := [i for i, step in enumerate(steps) if calls.wants_taps(step)]:
             starts = common_attn_metadata.query_start_loc_cpu[: len(ids) + 1].tolist()
@@ -72,7 +128,13 @@ class Drafting:
                 with_last=self.drafter.num_layers - 1 in calls.tap_ids,
             )
             taps_LD = {ids[i]: taps for i, taps in zip(tapped, taps_BLD, strict=True)}
-        return [draft.tokens for draft in calls.step(steps, taps_LD)]
+        return self._agreed([draft.tokens for draft in calls.step(steps, taps_LD)])
+
+    def _agreed(self, drafts: list[list[int]]) -> list[list[int]]:
+        """Rank 0's drafts: all tensor parallel ranks must verify the same tokens, and learning by
+        the clock or a last digit could part them."""
+        group = get_tp_group()
+        return drafts if group.world_size == 1 else group.broadcast_object(drafts, src=0)
 
     def _get_spec_decode_draft_probs(self: Any, spec_decode_metadata: Any) -> Tensor | None:
         """Distributions [N, V] of the drafted tokens, requests one after the other; None when all

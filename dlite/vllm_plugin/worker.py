@@ -23,6 +23,11 @@ if current_platform.is_cpu():
             with patches.cpu_model_runner(CPURunner):
                 super().init_device()
 
+        def compile_or_warm_up_model(self) -> Any:
+            times = super().compile_or_warm_up_model()
+            self.model_runner.measure_steps()
+            return times
+
 else:
     from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 
@@ -31,3 +36,8 @@ else:
     class Worker(GPUWorker):
         def _make_model_runner(self) -> Any:
             return GPURunner(self.vllm_config, self.device)
+
+        def compile_or_warm_up_model(self) -> Any:
+            times = super().compile_or_warm_up_model()
+            self.model_runner.measure_steps()
+            return times
