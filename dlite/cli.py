@@ -1,9 +1,10 @@
-"""The command line: `dlite generate`, `dlite inspect`, `dlite export`."""
+"""The command line: `dlite generate`, `dlite serve`, `dlite inspect`, `dlite export`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. An error is one line on stderr and exit code 2; `--debug` shows where."""
-    args = parser().parse_args(argv)
+    root = parser()
+    args, args.others = root.parse_known_args(argv)
+    if args.others and args.run is not _serve:
+        root.error(f"unrecognized arguments: {' '.join(args.others)}")
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
         try:
@@ -69,6 +73,11 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--strict", **_flag(False), help="refuse a target of other weights")
     generate.add_argument("--device", help="default: cuda where there is one, else cpu")
     generate.add_argument("--dtype", help="default: bfloat16 on cuda, float32 on cpu")
+
+    from dlite import serve
+
+    text = "serve a target with vLLM; flags that are not ours go to it"
+    serve.add_arguments(_command(commands, "serve", _serve, text))
 
     inspect = _command(commands, "inspect", _inspect, "what a draft model or a target is")
     inspect.add_argument("name", metavar="DIR|TARGET")
@@ -194,73 +203,26 @@ def _statistics(result: DecodeResult, kind: str) -> str:
     return "; ".join([*parts, f"finished by {completion.finish_reason}"])
 
 
+def _serve(args: argparse.Namespace) -> None:
+    from dlite import serve
+
+    serve.main(args)
+
+
 # ---- inspect ---------------------------------------------------------------------------------
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from dlite import checkpoint
+    from dlite import checkpoint, describe
 
-    describe = _draft_lines if checkpoint.is_checkpoint(args.name) else _target_lines
-    lines = {**describe(args.name), **_environment_lines()}
+    if checkpoint.is_checkpoint(args.name):
+        lines = describe.draft_lines(args.name)
+    else:
+        lines = describe.target_lines(_load_target(args.name, "cpu", None))
+    lines |= describe.environment_lines()
     width = max(map(len, lines))
     for key, value in lines.items():
         print(f"{key:<{width}}  {value}")
-
-
-def _draft_lines(name: str) -> dict[str, Any]:
-    from dlite import checkpoint
-
-    found = checkpoint.read(name)
-    lines = {
-        "kind": f"draft model, {found.layout} layout, {found.dtype}",
-        "folder": found.folder,
-        "parameters": f"{found.num_parameters():,}",
-        **found.config.to_dict(),
-        "target": found.target.name if found.target else "not stated",
-    }
-    if found.target:
-        for key in ("family", "architecture", "weights", "tokenizer"):
-            lines[f"target {key}"] = getattr(found.target, key)
-    return lines | {f"training {key}": value for key, value in found.training.items()}
-
-
-def _target_lines(name: str) -> dict[str, Any]:
-    from dlite.checkpoint import TargetRecord
-
-    target = _load_target(name, "cpu", None)
-    record = TargetRecord.of(target)
-    return {
-        "kind": "target",
-        "name": record.name,
-        "parameters": f"{sum(p.numel() for p in target.model.parameters()):,}",
-        "family": record.family,
-        "layers": record.num_layers,
-        "hidden size": record.hidden_size,
-        "vocabulary": record.vocab_size,
-        "longest sequence": record.max_position_embeddings,
-        "end tokens": sorted(target.eos_ids),
-        "chat template": "yes" if target.tokenizer.chat_template else "no",
-        "architecture": record.architecture,
-        "weights": record.weights,
-        "tokenizer": record.tokenizer,
-    }
-
-
-def _environment_lines() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    import dlite
-
-    lines = {"dlite": dlite.__version__}
-    for package in ("torch", "transformers", "vllm"):
-        try:
-            lines[package] = version(package)
-        except PackageNotFoundError:
-            lines[package] = "not installed"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {**lines, "gpu": gpu}
 
 
 # ---- export ----------------------------------------------------------------------------------
@@ -269,11 +231,11 @@ def _environment_lines() -> dict[str, str]:
 def _export(args: argparse.Namespace) -> None:
     from dlite import checkpoint
 
-    if args.to in ("vllm", "sglang"):
-        raise ValueError(
-            f"serving is not built yet, so there is no {args.to} command to print; "
-            "decode with dlite generate, or export --to dlite or authors"
-        )
+    if args.to == "sglang":
+        raise ValueError("there is no plugin for sglang; serve with vLLM: --to vllm")
+    if args.to == "vllm":  # it reads the folder as it is
+        print(_served_by(args.folder, args.target))
+        return
     if args.out is None:
         raise ValueError(f"--to {args.to} writes a folder; name it: dlite export DIR OUT")
     out = Path(args.out)
@@ -292,6 +254,14 @@ def _export(args: argparse.Namespace) -> None:
             model, out, target=target or found.target, training=found.training, dtype=dtype
         )
     print(f"wrote {out} in the {args.to} layout")
+
+
+def _served_by(folder: str, target: str | None) -> str:
+    from dlite import checkpoint
+
+    record = checkpoint.read(folder).target
+    name = target or (record.name if record else "TARGET")
+    return shlex.join(["dlite", "serve", name, "--draft", folder])
 
 
 if __name__ == "__main__":

@@ -281,8 +281,7 @@ def test_an_export_overwrites_only_when_told(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["OUT", "--to", "vllm"], "serving is not built yet, so there is no vllm command"),
-        (["--to", "sglang"], "serving is not built yet, so there is no sglang command"),
+        (["--to", "sglang"], "there is no plugin for sglang; serve with vLLM: --to vllm"),
         (["--to", "dlite"], "--to dlite writes a folder; name it"),
     ],
 )
