@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dlite.drafters.registry import DRAFTERS, build
+
 if TYPE_CHECKING:
     from dlite.decode import DecodeResult
     from dlite.drafters.base import Drafter
@@ -56,16 +58,19 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--draft", metavar="DIR", help="draft model: folder or hub id")
     generate.add_argument(
         "--drafter",
-        choices=("dlite", "ngram", "none"),
-        help="default: dlite with --draft, else ngram",
+        choices=(*DRAFTERS, "none"),
+        help="default: dlite with --draft, else ngram; hybrid plans over retrieval and --draft",
     )
+    generate.add_argument("--corpus", metavar="DIR", help="static corpus of agspec, rest, hybrid")
     generate.add_argument("--prompt", metavar="TEXT", help="default: read standard input")
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     generate.add_argument("--top-k", type=int, default=0, help="0: off (default)")
     generate.add_argument("--top-p", type=float, default=1.0, help="1: off (default)")
     generate.add_argument("--seed", type=int)
     generate.add_argument("--max-new-tokens", type=int, default=256)
-    generate.add_argument("--num-draft", type=int, help="default: as trained, 7 for ngram")
+    generate.add_argument(
+        "--num-draft", type=int, help="default: as trained, 7 for ngram, 32 for hybrid"
+    )
     generate.add_argument("--chat", **_flag(True), help="wrap the prompt in the chat template")
     generate.add_argument(
         "--template-kwargs", type=json.loads, metavar="JSON", help="default: as in training"
@@ -112,13 +117,14 @@ def _generate(args: argparse.Namespace) -> None:
     from dlite.types import Request, Sampling
 
     kind = args.drafter or ("dlite" if args.draft else "ngram")
-    if (kind == "dlite") != (args.draft is not None):
-        raise ValueError(
-            f"--drafter {kind} and --draft {args.draft}: a draft model goes with --drafter dlite"
-        )
+    if args.draft is not None and kind not in ("dlite", "hybrid"):
+        raise ValueError(f"--drafter {kind} has no use for --draft {args.draft}; leave one out")
+    if kind == "dlite" and args.draft is None:
+        raise ValueError("--drafter dlite needs a draft model; add --draft DIR")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     trained = checkpoint.read(args.draft) if args.draft else None
-    num_draft = _num_draft(args.num_draft, trained.config.num_draft_tokens if trained else None)
+    longest = trained.config.num_draft_tokens if trained and kind == "dlite" else None
+    num_draft = _num_draft(args.num_draft, longest, 32 if kind == "hybrid" else 7)
     template_kwargs = args.template_kwargs
     if template_kwargs is None:
         template_kwargs = trained.template_kwargs if trained else {}
@@ -133,7 +139,7 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError("the prompt is empty; give --prompt TEXT or write it to standard input")
 
     target = _load_target(args.target, args.device, args.dtype)
-    drafter = _drafter(kind, args, target)
+    drafter = _drafter(kind, args, target, num_draft)
     if args.chat:
         ids = target.render([{"role": "user", "content": prompt}], **template_kwargs)
     else:
@@ -149,9 +155,9 @@ def _generate(args: argparse.Namespace) -> None:
     print(_statistics(result, kind), file=sys.stderr)
 
 
-def _num_draft(asked: int | None, trained: int | None) -> int:
+def _num_draft(asked: int | None, trained: int | None, default: int) -> int:
     if asked is None:
-        return trained or 7
+        return trained or default
     if asked < 1:
         raise ValueError(f"--num-draft is {asked}; give at least 1, or --drafter none")
     if trained is not None and asked > trained:
@@ -173,17 +179,17 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
     return TargetModel.load(name, dtype=dtype, device=device)
 
 
-def _drafter(kind: str, args: argparse.Namespace, target: TargetModel) -> Drafter | None:
-    if kind == "dlite":
-        from dlite import checkpoint
-        from dlite.drafters.neural import NeuralDrafter
-
-        return NeuralDrafter(checkpoint.load(args.draft, target, strict=args.strict))
-    if kind == "ngram":
-        from dlite.drafters.ngram import NgramDrafter
-
-        return NgramDrafter()
-    return None
+def _drafter(
+    kind: str, args: argparse.Namespace, target: TargetModel, num_draft: int
+) -> Drafter | None:
+    if kind == "none":
+        return None
+    options: dict[str, Any] = {} if args.corpus is None else {"corpus": args.corpus}
+    if args.draft is not None:
+        options |= {"draft": args.draft, "strict": args.strict}
+    if kind == "hybrid":
+        options["num_draft"] = num_draft
+    return build(kind, options, target=target)
 
 
 def _statistics(result: DecodeResult, kind: str) -> str:
