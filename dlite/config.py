@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,21 +18,29 @@ def parse(config_class: type[C], argv: Sequence[str]) -> C:
     Raises ValueError of one line for an unknown key, a wrong type or a missing value. Choices are
     Enums or checked in `__post_init__` (OmegaConf knows no Literal).
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
-
-    config = OmegaConf.structured(config_class)
+    values = {}
     for item in argv:
         key, equals, text = item.partition("=")
         if not equals:
             raise ValueError(f"argument {item!r} has no '='; write it as key=value")
+        values[key] = _value(_kind(config_class, key), text)
+    return from_mapping(config_class, values)
+
+
+def from_mapping(config_class: type[C], values: Mapping[str, Any]) -> C:
+    """The dataclass filled from values by (dotted) key, checked as `parse` checks arguments."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+    config = OmegaConf.structured(config_class)
+    for key, value in values.items():
         try:
-            OmegaConf.update(config, key, _value(_kind(config_class, key), text))
+            OmegaConf.update(config, key, value)
         except (ConfigKeyError, AttributeError):
             known = ", ".join(f.name for f in fields(config_class))  # pyright: ignore
             raise ValueError(f"unknown key {key!r}; known keys are {known}") from None
         except OmegaConfBaseException as error:
-            raise ValueError(f"{item!r}: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"'{key}={value}': {str(error).splitlines()[0]}") from None
     missing = sorted(OmegaConf.missing_keys(config))
     if missing:
         raise ValueError(f"{missing[0]} is missing; add {missing[0]}=...")

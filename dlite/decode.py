@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dlite.drafters.base import Drafter, ReadsHistory
+from dlite.hybrid import Hybrid
+from dlite.planner import Chooser, Planner
 from dlite.running import Completion, Row
 from dlite.sampling import warp
 from dlite.taps import check_taps
@@ -48,19 +50,25 @@ class DecodeResult:
 def decode(
     target: TargetModel,
     requests: Iterable[Request],
-    drafter: Drafter | None,
+    drafter: Drafter | Sequence[Drafter] | None,
     *,
+    planner: Chooser | None = None,
     num_draft: int = 7,
     batch_size: int = 8,
     on_tokens: OnTokens | None = None,
 ) -> DecodeResult:
     """Complete each request with the target's own tokens; `drafter` None is plain decoding.
 
+    Of several drafters, or with a `planner`, it decides whose tokens are verified and how many.
+
     A request ends at one of its stop ids, at one of the target's end ids, or at its length limit.
     A finished row's place goes to the next request. `on_tokens` is told of new tokens at once.
     Raises ValueError for a request that can't fit into the target's longest sequence.
     """
     requests = list(requests)
+    if planner is not None or isinstance(drafter, Sequence):
+        drafters = drafter if isinstance(drafter, Sequence) else [d for d in (drafter,) if d]
+        drafter = Hybrid(drafters, planner or Planner())
     _check(target, requests, num_draft, batch_size)
     loop = _Loop(target, drafter, num_draft, min(batch_size, len(requests)), on_tokens)
     rows = [Row(request) for request in requests]
@@ -75,7 +83,7 @@ def decode(
     finally:
         for row in loop.rows:  # an interrupt leaves some that are still running
             if drafter is not None and not row.done:
-                drafter.finish(row.request)
+                drafter.abort(row.request)
     loop.times.total_seconds = time.perf_counter() - start
     return DecodeResult([row.completion for row in rows], loop.times)
 
@@ -190,7 +198,7 @@ class _Loop:
             for row in self.rows
         ]
         drafts = self.drafter.propose(views)
-        return [_clip(draft, view.max_draft) for draft, view in zip(drafts, views, strict=True)]
+        return [draft.cut(view.max_draft) for draft, view in zip(drafts, views, strict=True)]
 
     def _take_taps(self, rows: Sequence[Row], taps_BTLD: Tensor | None, at_B: Tensor) -> None:
         if taps_BTLD is None:
@@ -260,14 +268,6 @@ def judge(rows: Sequence[Row], drafts: Sequence[Draft], logits_NV: Tensor) -> li
             p_NV = warp(logits_NV[start:end], row.request.sampling)
             verdicts.append(verify(p_NV, draft, row.uniform))
     return verdicts
-
-
-def _clip(draft: Draft, max_draft: int) -> Draft:
-    if len(draft.tokens) <= max_draft:
-        return draft
-    probs_KV = None if draft.probs_KV is None else draft.probs_KV[:max_draft]
-    survival = None if draft.survival is None else draft.survival[:max_draft]
-    return replace(draft, tokens=draft.tokens[:max_draft], probs_KV=probs_KV, survival=survival)
 
 
 @torch.no_grad()

@@ -18,27 +18,36 @@ def fingerprint(model: Any, tokenizer: Any) -> dict[str, str]:
     """Hashes under "architecture", "weights" and "tokenizer".
 
     Weights: names, shapes and sampled values rounded to bfloat16, so that a bfloat16 checkpoint
-    has the same one whether it is loaded in bfloat16 or in float32. Tokenizer: its vocabulary,
-    its special ids and the ids of a fixed text (one vocabulary can be split in two ways).
+    has the same one whether it is loaded in bfloat16 or in float32.
     """
-    config = model.config.to_dict()
     weights = hashlib.sha256()
     for name, tensor in model.named_parameters():
         flat = tensor.detach().reshape(-1)
         sample = flat[:: max(1, flat.numel() // SAMPLES_PER_TENSOR)][:SAMPLES_PER_TENSOR]
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.bfloat16().float().cpu().numpy().tobytes())
+    return {
+        "architecture": architecture_fingerprint(model.config),
+        "weights": weights.hexdigest()[:16],
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+    }
+
+
+def architecture_fingerprint(config: Any) -> str:
+    values = config.to_dict()
+    return _short({key: values.get(key) for key in ARCHITECTURE_KEYS})
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Of its vocabulary, its special ids and the ids of a fixed text (one vocabulary can be split
+    in two ways)."""
     parts = (
         sorted(tokenizer.get_vocab().items()),
         tokenizer(TEXT, add_special_tokens=False)["input_ids"],
         sorted(tokenizer.all_special_ids),
         tokenizer.eos_token_id,
     )
-    return {
-        "architecture": _short({key: config.get(key) for key in ARCHITECTURE_KEYS}),
-        "weights": weights.hexdigest()[:16],
-        "tokenizer": _short(parts),
-    }
+    return _short(parts)
 
 
 def _short(value: object) -> str:

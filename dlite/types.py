@@ -8,9 +8,9 @@ head, N heads, H head dim, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -117,19 +117,53 @@ class Evidence:
     match_length: int
     support: int
     votes: int
+    agreed: int = 0
 
 
 @dataclass(slots=True)
 class Draft:
     """Proposed tokens. `probs_KV` are the distributions that they were drawn from, over target
     ids; None says that each token is a point mass (retrieval, or drafted by argmax).
-    `survival[k]` is the estimated probability that more than k of them are accepted."""
+    `survival[k]` is the estimated probability that more than k of them are accepted.
+    `confidence[k]` is a drafter's own probability of its token k, where it has one."""
 
     tokens: list[int] = field(default_factory=list)
     probs_KV: Tensor | None = None
     survival: list[float] | None = None
     source: str = ""
     evidence: Evidence | None = None
+    confidence: list[float] | None = None
+
+    def cut(self, length: int) -> Draft:
+        """The first `length` tokens and what belongs to them; itself if it isn't longer."""
+        if len(self.tokens) <= length:
+            return self
+        return Draft(
+            self.tokens[:length],
+            None if self.probs_KV is None else self.probs_KV[:length],
+            None if self.survival is None else self.survival[:length],
+            self.source,
+            self.evidence,
+            None if self.confidence is None else self.confidence[:length],
+        )
+
+
+class Choice(NamedTuple):
+    """The draft that is verified, and the name of the drafter that proposed it."""
+
+    drafter: str
+    draft: Draft
+
+    def cut(self, length: int) -> Draft:
+        """The first `length` tokens and what belongs to them; itself if it isn't longer."""
+        if len(self.tokens) <= length:
+            return self
+        return replace(
+            self,
+            tokens=self.tokens[:length],
+            probs_KV=None if self.probs_KV is None else self.probs_KV[:length],
+            survival=None if self.survival is None else self.survival[:length],
+        )
 
 
 @dataclass(frozen=True, slots=True)

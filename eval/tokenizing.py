@@ -17,12 +17,20 @@ def load_tokenizer(name: str) -> Any:
 
     if (Path(name) / "tokenizer.json").is_file():
         return Tokenizer.from_file(str(Path(name) / "tokenizer.json"))
+    return load_chat_tokenizer(name).backend_tokenizer
+
+
+def load_chat_tokenizer(name: str) -> Any:
+    """The same with its chat template, as `transformers` loads it.
+
+    Raises ValueError where none is found.
+    """
     from transformers import AutoTokenizer
 
-    source, gguf_file = locate(name)
+    alone = (Path(name) / "tokenizer.json").is_file()
+    source, gguf_file = (name, None) if alone else locate(name)
     try:
-        loaded = AutoTokenizer.from_pretrained(source, gguf_file=gguf_file)
+        return AutoTokenizer.from_pretrained(source, gguf_file=gguf_file)
     except OSError as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"tokenizer of {name!r} can't be loaded: {reason}") from None
-    return loaded.backend_tokenizer

@@ -56,6 +56,9 @@ class OracleDrafter:
     def finish(self, request: Request) -> None:
         self.log.append(("finish", request.id))
 
+    def abort(self, request: Request) -> None:
+        self.log.append(("abort", request.id))
+
     def close(self, session: SessionKey) -> None:
         raise AssertionError("a decoding loop ends calls, never sessions")
 

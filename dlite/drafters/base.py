@@ -29,6 +29,10 @@ class Drafter(Protocol):
         """Ends the call and seals it into its session."""
         ...
 
+    def abort(self, request: Request) -> None:
+        """Ends a call that broke off: what it generated is forgotten."""
+        ...
+
     def close(self, session: SessionKey) -> None:
         """Destroys the session's private corpora."""
         ...

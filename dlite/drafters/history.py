@@ -142,5 +142,8 @@ class HistoryDrafter:
         self._cache.select(order)
         self._ids = [self._ids[row] for row in order]
 
+    def abort(self, request: Request) -> None:
+        self.finish(request)
+
     def close(self, session: SessionKey) -> None:
         pass

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dlite.model.drafter import Blocks, DraftModel
 from dlite.types import Draft, Request, SessionKey, Verdict, View
+
+
+@dataclass(kw_only=True)
+class NeuralOptions:
+    """`draft` is the draft model's folder or hub id; `strict` refuses a target of other weights
+    than it was trained for."""
+
+    draft: str
+    strict: bool = False
 
 
 class Uniforms:
@@ -21,8 +31,9 @@ class Uniforms:
         sampling = request.sampling
         if not sampling.greedy:
             # Without a seed each call must draw anew: a draft that is a function of the request's
-            # id is no draw from q, and the accepted tokens would not follow p.
-            key = None if sampling.seed is None else f"draft {sampling.seed} {request.id}"
+            # id is no draw from q, and the accepted tokens would not follow p. With one, the id
+            # stays out of it: servers make ids up, and a seed is to repeat its answer.
+            key = None if sampling.seed is None else f"draft {sampling.seed}"
             self._random[request.id] = random.Random(key)
 
     def draw(self, requests: list[Request], num_draft: int) -> Tensor:
@@ -38,23 +49,29 @@ class Uniforms:
 
 
 def drafts_from(
-    model: DraftModel, h_AKD: Tensor, views: list[View], uniforms: Uniforms, source: str
+    model: DraftModel, h_AKD: Tensor, views: list[View], uniforms: Uniforms | None, source: str
 ) -> list[Draft]:
-    """The drafts of views that have room for one, from the states of their blocks."""
+    """The drafts of views that have room for one, from the states of their blocks. `uniforms` None
+    drafts by argmax, and says how sure the model was."""
     longest = min(model.config.num_draft_tokens, max(view.max_draft for view in views))
-    requests = [view.request for view in views]
-    tokens_AK, probs = model.decide(
-        h_AKD,
-        torch.tensor([view.tokens[-1] for view in views], device=h_AKD.device),
-        longest,
-        [request.sampling for request in requests],
-        uniforms.draw(requests, longest),
-    )
+    anchor_A = torch.tensor([view.tokens[-1] for view in views], device=h_AKD.device)
+    confidence_AK = None
+    if uniforms is None:
+        confidence_AK = h_AKD.new_empty(len(views), longest, dtype=torch.float32)
+        tokens_AK, probs = model.decide(h_AKD, anchor_A, longest, confidence_AK=confidence_AK)
+    else:
+        requests = [view.request for view in views]
+        samplings = [request.sampling for request in requests]
+        drawn_AK = uniforms.draw(requests, longest)
+        tokens_AK, probs = model.decide(h_AKD, anchor_A, longest, samplings, drawn_AK)
     drafts = []
     for view, tokens_K, probs_KV in zip(views, tokens_AK.tolist(), probs, strict=True):
         keep = min(longest, view.max_draft)
         probs_KV = None if probs_KV is None else probs_KV[:keep]
         drafts.append(Draft(tokens_K[:keep], probs_KV, source=source))
+    if confidence_AK is not None:
+        for draft, confidence_K in zip(drafts, confidence_AK.tolist(), strict=True):
+            draft.confidence = confidence_K[: len(draft.tokens)]
     return drafts
 
 
@@ -62,21 +79,23 @@ class NeuralDrafter:
     """Drafts with a history-free DraftModel that is bound to its target.
 
     Sampled requests get sampled drafts with their distributions, from the request's own stream of
-    random numbers; greedy ones are drafted by argmax. Raises ValueError for a history context.
+    random numbers; greedy ones are drafted by argmax. `argmax`: all are, as point masses with the
+    model's confidence, which is what a planner may cut. Raises ValueError for a history context.
     """
 
-    def __init__(self, model: DraftModel, name: str = "dlite") -> None:
+    def __init__(self, model: DraftModel, name: str = "dlite", *, argmax: bool = False) -> None:
         if model.config.context != "taps":
             raise ValueError(
                 f"a draft model with context {model.config.context!r} keeps a history that this "
                 "drafter does not; draft with a context='taps' model"
             )
-        self.name, self.model = name, model.eval()
+        self.name, self.model, self.argmax = name, model.eval(), argmax
         self.tap_ids = model.config.tap_ids
         self._uniforms = Uniforms()
 
     def start(self, request: Request) -> None:
-        self._uniforms.start(request)
+        if not self.argmax:
+            self._uniforms.start(request)
 
     def propose(self, views: list[View]) -> list[Draft]:
         drafts = [Draft(source=self.name) for _ in views]
@@ -90,11 +109,12 @@ class NeuralDrafter:
             taps.append(taps_LD)
         weight = self.model.norm.weight
         anchor_A = torch.tensor([views[i].tokens[-1] for i in rows], device=weight.device)
+        uniforms = None if self.argmax else self._uniforms
         with torch.no_grad():
             h_AKD = self.model.hidden(
                 Blocks(anchor_A, torch.stack(taps).to(weight.device, weight.dtype))
             )
-        made = drafts_from(self.model, h_AKD, [views[i] for i in rows], self._uniforms, self.name)
+        made = drafts_from(self.model, h_AKD, [views[i] for i in rows], uniforms, self.name)
         for i, draft in zip(rows, made, strict=True):
             drafts[i] = draft
         return drafts
@@ -104,6 +124,9 @@ class NeuralDrafter:
 
     def finish(self, request: Request) -> None:
         self._uniforms.finish(request)
+
+    def abort(self, request: Request) -> None:
+        self.finish(request)
 
     def close(self, session: SessionKey) -> None:
         pass

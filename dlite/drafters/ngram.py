@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dlite.types import Draft, Request, SessionKey, Verdict, View
+
+
+@dataclass(kw_only=True)
+class NgramOptions:
+    """`max_n` 3 is the default of the method's first implementation; `min_n` 1 drafts most
+    often."""
+
+    max_n: int = 3
+    min_n: int = 1
 
 
 class NgramDrafter:
     """Copies what followed the most recent earlier occurrence of the longest suffix n-gram.
 
-    `max_n` 3 is the default of the method's first implementation; `min_n` 1 drafts most often.
     Each request keeps the latest end of every n-gram that a token follows, so a round costs as
     much as the tokens that are new, whatever the context's length.
     """
@@ -50,6 +59,9 @@ class NgramDrafter:
 
     def finish(self, request: Request) -> None:
         del self._ends[request.id], self._indexed[request.id]
+
+    def abort(self, request: Request) -> None:
+        self.finish(request)
 
     def close(self, session: SessionKey) -> None:
         pass

@@ -237,9 +237,11 @@ class DraftModel(nn.Module):
         num_draft: int | None = None,
         samplings: list[Sampling] | None = None,
         uniforms: Tensor | None = None,
+        confidence_AK: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """`decide` on the states of these blocks."""
-        return self.decide(self.hidden(blocks), blocks.anchor_A, num_draft, samplings, uniforms)
+        h_AKD = self.hidden(blocks)
+        return self.decide(h_AKD, blocks.anchor_A, num_draft, samplings, uniforms, confidence_AK)
 
     @torch.no_grad()
     def decide(
@@ -249,12 +251,13 @@ class DraftModel(nn.Module):
         num_draft: int | None = None,
         samplings: list[Sampling] | None = None,
         uniforms: Tensor | None = None,
+        confidence_AK: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor | None]]:
         """Draft left to right: tokens [A, K] in target ids and, for rows that are sampled, the
         distributions [K, V] that they were drawn from (None: argmax).
 
-        `uniforms` [A, K] in [0, 1) drive the sampled rows. Raises ValueError for more than the
-        trained K.
+        `uniforms` [A, K] in [0, 1) drive the sampled rows. `confidence_AK` is filled with the
+        model's largest probability at temperature 1. Raises ValueError for more than the trained K.
         """
         num_draft = self.config.num_draft_tokens if num_draft is None else num_draft
         if not 0 < num_draft <= self.config.num_draft_tokens:
@@ -273,6 +276,9 @@ class DraftModel(nn.Module):
             if not self.config.pruned:  # a pruned vocabulary holds none of the LM head's padding
                 logits_AV[:, self._num_token_ids :] = -torch.inf
             prev_A = logits_AV.argmax(-1)
+            if confidence_AK is not None:
+                best_A = logits_AV.gather(-1, prev_A[:, None])[:, 0].float()
+                confidence_AK[:, k] = (best_A - logits_AV.float().logsumexp(-1)).exp()
             for i in sampled:
                 assert samplings is not None and uniforms is not None
                 probs[i].append(warp(logits_AV[i : i + 1], samplings[i])[0])

@@ -1,5 +1,7 @@
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from dlite.drafters.structure import Structure
 from dlite.retrieval.base import Continuation
 from dlite.retrieval.frozen import FrozenArrays
@@ -51,6 +53,9 @@ class Frozen:
 def step(
     sources: Sequence[Source], tokens: Sequence[Iterable[int]], rule: int, max_tokens: int
 ) -> list[Continuation]: ...
+def plan(
+    options: Sequence[Sequence[Sequence[float]]], seconds: np.ndarray, guard: float
+) -> tuple[list[tuple[int, int]], float]: ...
 
 class BlockTracker:
     def __init__(self, structure: Structure, table: TokenBytes) -> None: ...

@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from dlite.retrieval import Automaton, Frozen
-from dlite.retrieval.base import checked
+from dlite.retrieval.base import END, checked
 from dlite.retrieval.frozen import FrozenArrays
+from dlite.retrieval.suffix_tree import SuffixTree
 
 FORMAT = "dlite-corpus/1"
 ARRAYS_FILE, MANIFEST_FILE = "corpus.safetensors", "manifest.json"
@@ -125,6 +126,19 @@ def load(folder: Path, *, tokenizer: str | None = None) -> Frozen:
     if not file.is_file() or _sha256(file) != manifest.sha256:
         raise ValueError(f"{file} is not the file that its manifest names; build the corpus again")
     return Frozen(map_arrays(file))
+
+
+def load_tree(folder: Path, *, tokenizer: str | None = None) -> SuffixTree:
+    """The same text in Arctic Inference's suffix tree, which is built anew, in private memory."""
+    load(folder, tokenizer=tokenizer)
+    text = map_arrays(folder / ARRAYS_FILE).text
+    tree = SuffixTree(own_length=True)
+    begin = 0
+    for end in np.flatnonzero(text == END).tolist():
+        tree.extend(text[begin:end])
+        tree.end_segment()
+        begin = end + 1
+    return tree
 
 
 def map_arrays(file: Path) -> FrozenArrays:

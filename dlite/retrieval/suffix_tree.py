@@ -28,10 +28,11 @@ class Speculation:
 
 
 class SuffixTree:
-    """Raises ValueError where the package isn't installed."""
+    """`own_length`: `find` stops where the package's own rule would. Raises ValueError where the
+    package isn't installed."""
 
-    def __init__(self, max_depth: int = MAX_DEPTH) -> None:
-        self.max_depth = max_depth
+    def __init__(self, max_depth: int = MAX_DEPTH, *, own_length: bool = False) -> None:
+        self.max_depth, self.own_length = max_depth, own_length
         self._tree: Any = _native_tree(max_depth)
         self._stream: list[int] = []
         self._segment, self._size = 0, 0
@@ -57,7 +58,8 @@ class SuffixTree:
         return self.find_for(self._stream, max_tokens)
 
     def find_for(self, stream: list[int], max_tokens: int) -> Continuation:
-        found = self.speculate(stream, max_tokens, factor=max_tokens, min_prob=0.0)
+        whole = {} if self.own_length else {"factor": max_tokens, "min_prob": 0.0}
+        found = self.speculate(stream, max_tokens, **whole)
         return Continuation(found.tokens, found.match_length, 0, 0, -1, 0)
 
     def speculate(

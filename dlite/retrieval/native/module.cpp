@@ -9,6 +9,7 @@
 
 #include "block_tracker.hpp"
 #include "cursors.hpp"
+#include "plan.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -274,6 +275,15 @@ NB_MODULE(_native, module) {
       .def("cursor", [](nb::object self) {
         return new FrozenCursor(self, nb::cast<HeldFrozen&>(self).frozen);
       });
+
+  module.def(
+      "plan",
+      [](const Curves& options, nb::ndarray<const double, nb::ndim<1>, nb::c_contig> seconds,
+         double guard) {
+        Plan made = plan(options, seconds.data(), seconds.size(), guard);
+        return std::pair(std::move(made.picks), made.rate);
+      },
+      "options"_a, "seconds"_a, "guard"_a);
 
   nb::class_<BlockTracker>(module, "BlockTracker")
       .def(nb::init<nb::handle, nb::object>(), "structure"_a, "table"_a)

@@ -1,0 +1,145 @@
+"""Sums over replayed rounds, by session and by what a call was, and the figures made of them.
+
+The figures are those of `eval.metrics`, which makes them from the rounds themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from eval.rendering import Call
+from eval.replay import CostModel, Replay
+
+TURNS = ((1, 3), (4, 10), (11, 30), (31, None))
+
+
+class Cell(NamedTuple):
+    """What rounds have in common."""
+
+    session: str
+    group: str
+    agent: str
+    turns: str
+    edits: bool
+    source: str
+
+
+@dataclass(slots=True)
+class Counts:
+    """`drafting_*` count the rounds that drafted at least one token."""
+
+    rounds: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafting_rounds: int = 0
+    drafting_emitted: int = 0
+    cost: float = 0.0
+
+    def __iadd__(self, other: Counts) -> Counts:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        return self
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.emitted / self.rounds
+
+    @property
+    def accept_length(self) -> float | None:
+        return self.drafting_emitted / self.drafting_rounds if self.drafting_rounds else None
+
+    @property
+    def rejection_rate(self) -> float | None:
+        return 1 - self.accepted / self.drafted if self.drafted else None
+
+    def goodput_vs_plain(self, batch: int, cost: CostModel) -> float:
+        """Tokens per time, over those of a batch that drafts nothing."""
+        return self.emitted / self.cost * cost.step(batch) / batch
+
+
+Tally = dict[Cell, Counts]
+
+
+def turns_of(turn: int) -> str:
+    for low, high in TURNS:
+        if high is None or turn <= high:
+            return f"{low}-{high}" if high else f"{low}+"
+    raise AssertionError
+
+
+def tally(replay: Replay) -> Tally:
+    cells: Tally = {}
+    names: dict[str, Cell] = {}
+    for step in replay.steps:
+        call, done = step.call, step.round
+        key = f"{call.id} {done.source}"
+        cell = names.get(key)
+        if cell is None:
+            cell = names[key] = _cell(call, done.source)
+        counts = cells.get(cell)
+        if counts is None:
+            counts = cells[cell] = Counts()
+        counts.rounds += 1
+        counts.emitted += done.emitted
+        counts.drafted += done.drafted
+        counts.accepted += done.accepted
+        counts.cost += step.cost
+        if done.drafted:
+            counts.drafting_rounds += 1
+            counts.drafting_emitted += done.emitted
+    return cells
+
+
+def _cell(call: Call, source: str) -> Cell:
+    return Cell(call.session, call.group, call.agent, turns_of(call.turn), call.edits, source)
+
+
+def total(cells: Iterable[Counts]) -> Counts:
+    counts = Counts()
+    for cell in cells:
+        counts += cell
+    return counts
+
+
+def merge(tallies: Iterable[Tally]) -> Tally:
+    merged: Tally = {}
+    for cells in tallies:
+        for cell, counts in cells.items():
+            merged.setdefault(cell, Counts())
+            merged[cell] += counts
+    return merged
+
+
+def grouped(cells: Tally, by: Callable[[Cell], str]) -> dict[str, Tally]:
+    groups: dict[str, Tally] = {}
+    for cell, counts in cells.items():
+        groups.setdefault(by(cell), {})[cell] = counts
+    return dict(sorted(groups.items()))
+
+
+def ci95(
+    cells: Mapping[Cell, Counts], *, seed: int = 0, num_resamples: int = 2000
+) -> tuple[float, float]:
+    """95 % confidence interval of tokens per step: percentile bootstrap that draws whole
+    sessions."""
+    sessions = [total(found.values()) for found in grouped(dict(cells), _session).values()]
+    table_N2 = np.array([(s.emitted, s.rounds) for s in sessions], dtype=np.float64)
+    picks = np.random.default_rng(seed).integers(len(sessions), size=(num_resamples, len(sessions)))
+    emitted, rounds = table_N2[picks].sum(1).T
+    low, high = np.quantile(emitted / rounds, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def mean_over_sessions(cells: Tally) -> float:
+    """Tokens per step of each session, averaged: short sessions weigh as much as long ones."""
+    sessions = grouped(cells, _session).values()
+    return float(np.mean([total(found.values()).tokens_per_step for found in sessions]))
+
+
+def _session(cell: Cell) -> str:
+    return cell.session
