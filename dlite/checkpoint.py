@@ -58,17 +58,23 @@ class TargetRecord:
             **target.fingerprint(),
         )
 
+    def check_identity(self, name: str, **found: str) -> None:
+        """Raises ValueError for a target `name` with another family, architecture or tokenizer."""
+        for what, value in found.items():
+            if getattr(self, what) != value:
+                raise ValueError(
+                    f"the draft model was trained for {self.name!r} with {what} "
+                    f"{getattr(self, what)}, but the target {name!r} has {value}; use the target "
+                    "that it was trained for"
+                )
+
     def check(self, target: TargetModel, *, strict: bool) -> None:
         """Another architecture or tokenizer is a ValueError, other weights a warning (an error
         with `strict`): a fine-tuned target still verifies losslessly, only with fewer accepted."""
         now = TargetRecord.of(target)
-        for what in ("family", "architecture", "tokenizer"):
-            if getattr(self, what) != getattr(now, what):
-                raise ValueError(
-                    f"the draft model was trained for {self.name!r} with {what} "
-                    f"{getattr(self, what)}, but the target {now.name!r} has "
-                    f"{getattr(now, what)}; use the target that it was trained for"
-                )
+        self.check_identity(
+            now.name, family=now.family, architecture=now.architecture, tokenizer=now.tokenizer
+        )
         if self.weights != now.weights:
             message = (
                 f"the draft model was trained for {self.name!r} (weights {self.weights}), but the "

@@ -1,14 +1,17 @@
-"""The command line: `dlite generate`, `dlite inspect`, `dlite export`."""
+"""The command line: `dlite generate`, `dlite serve`, `dlite inspect`, `dlite export`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from dlite.drafters.registry import DRAFTERS, build
 
 if TYPE_CHECKING:
     from dlite.decode import DecodeResult
@@ -19,7 +22,10 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. An error is one line on stderr and exit code 2; `--debug` shows where."""
-    args = parser().parse_args(argv)
+    root = parser()
+    args, args.others = root.parse_known_args(argv)
+    if args.others and args.run is not _serve:
+        root.error(f"unrecognized arguments: {' '.join(args.others)}")
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: _say(f"warning: {message}")
         try:
@@ -52,16 +58,19 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--draft", metavar="DIR", help="draft model: folder or hub id")
     generate.add_argument(
         "--drafter",
-        choices=("dlite", "ngram", "none"),
-        help="default: dlite with --draft, else ngram",
+        choices=(*DRAFTERS, "none"),
+        help="default: dlite with --draft, else ngram; hybrid plans over retrieval and --draft",
     )
+    generate.add_argument("--corpus", metavar="DIR", help="static corpus of agspec, rest, hybrid")
     generate.add_argument("--prompt", metavar="TEXT", help="default: read standard input")
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     generate.add_argument("--top-k", type=int, default=0, help="0: off (default)")
     generate.add_argument("--top-p", type=float, default=1.0, help="1: off (default)")
     generate.add_argument("--seed", type=int)
     generate.add_argument("--max-new-tokens", type=int, default=256)
-    generate.add_argument("--num-draft", type=int, help="default: as trained, 7 for ngram")
+    generate.add_argument(
+        "--num-draft", type=int, help="default: as trained, 7 for ngram, 32 for hybrid"
+    )
     generate.add_argument("--chat", **_flag(True), help="wrap the prompt in the chat template")
     generate.add_argument(
         "--template-kwargs", type=json.loads, metavar="JSON", help="default: as in training"
@@ -69,6 +78,11 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--strict", **_flag(False), help="refuse a target of other weights")
     generate.add_argument("--device", help="default: cuda where there is one, else cpu")
     generate.add_argument("--dtype", help="default: bfloat16 on cuda, float32 on cpu")
+
+    from dlite import serve
+
+    text = "serve a target with vLLM; flags that are not ours go to it"
+    serve.add_arguments(_command(commands, "serve", _serve, text))
 
     inspect = _command(commands, "inspect", _inspect, "what a draft model or a target is")
     inspect.add_argument("name", metavar="DIR|TARGET")
@@ -103,13 +117,14 @@ def _generate(args: argparse.Namespace) -> None:
     from dlite.types import Request, Sampling
 
     kind = args.drafter or ("dlite" if args.draft else "ngram")
-    if (kind == "dlite") != (args.draft is not None):
-        raise ValueError(
-            f"--drafter {kind} and --draft {args.draft}: a draft model goes with --drafter dlite"
-        )
+    if args.draft is not None and kind not in ("dlite", "hybrid"):
+        raise ValueError(f"--drafter {kind} has no use for --draft {args.draft}; leave one out")
+    if kind == "dlite" and args.draft is None:
+        raise ValueError("--drafter dlite needs a draft model; add --draft DIR")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     trained = checkpoint.read(args.draft) if args.draft else None
-    num_draft = _num_draft(args.num_draft, trained.config.num_draft_tokens if trained else None)
+    longest = trained.config.num_draft_tokens if trained and kind == "dlite" else None
+    num_draft = _num_draft(args.num_draft, longest, 32 if kind == "hybrid" else 7)
     template_kwargs = args.template_kwargs
     if template_kwargs is None:
         template_kwargs = trained.template_kwargs if trained else {}
@@ -124,7 +139,7 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError("the prompt is empty; give --prompt TEXT or write it to standard input")
 
     target = _load_target(args.target, args.device, args.dtype)
-    drafter = _drafter(kind, args, target)
+    drafter = _drafter(kind, args, target, num_draft)
     if args.chat:
         ids = target.render([{"role": "user", "content": prompt}], **template_kwargs)
     else:
@@ -140,9 +155,9 @@ def _generate(args: argparse.Namespace) -> None:
     print(_statistics(result, kind), file=sys.stderr)
 
 
-def _num_draft(asked: int | None, trained: int | None) -> int:
+def _num_draft(asked: int | None, trained: int | None, default: int) -> int:
     if asked is None:
-        return trained or 7
+        return trained or default
     if asked < 1:
         raise ValueError(f"--num-draft is {asked}; give at least 1, or --drafter none")
     if trained is not None and asked > trained:
@@ -164,17 +179,17 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
     return TargetModel.load(name, dtype=dtype, device=device)
 
 
-def _drafter(kind: str, args: argparse.Namespace, target: TargetModel) -> Drafter | None:
-    if kind == "dlite":
-        from dlite import checkpoint
-        from dlite.drafters.neural import NeuralDrafter
-
-        return NeuralDrafter(checkpoint.load(args.draft, target, strict=args.strict))
-    if kind == "ngram":
-        from dlite.drafters.ngram import NgramDrafter
-
-        return NgramDrafter()
-    return None
+def _drafter(
+    kind: str, args: argparse.Namespace, target: TargetModel, num_draft: int
+) -> Drafter | None:
+    if kind == "none":
+        return None
+    options: dict[str, Any] = {} if args.corpus is None else {"corpus": args.corpus}
+    if args.draft is not None:
+        options |= {"draft": args.draft, "strict": args.strict}
+    if kind == "hybrid":
+        options["num_draft"] = num_draft
+    return build(kind, options, target=target)
 
 
 def _statistics(result: DecodeResult, kind: str) -> str:
@@ -194,73 +209,26 @@ def _statistics(result: DecodeResult, kind: str) -> str:
     return "; ".join([*parts, f"finished by {completion.finish_reason}"])
 
 
+def _serve(args: argparse.Namespace) -> None:
+    from dlite import serve
+
+    serve.main(args)
+
+
 # ---- inspect ---------------------------------------------------------------------------------
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from dlite import checkpoint
+    from dlite import checkpoint, describe
 
-    describe = _draft_lines if checkpoint.is_checkpoint(args.name) else _target_lines
-    lines = {**describe(args.name), **_environment_lines()}
+    if checkpoint.is_checkpoint(args.name):
+        lines = describe.draft_lines(args.name)
+    else:
+        lines = describe.target_lines(_load_target(args.name, "cpu", None))
+    lines |= describe.environment_lines()
     width = max(map(len, lines))
     for key, value in lines.items():
         print(f"{key:<{width}}  {value}")
-
-
-def _draft_lines(name: str) -> dict[str, Any]:
-    from dlite import checkpoint
-
-    found = checkpoint.read(name)
-    lines = {
-        "kind": f"draft model, {found.layout} layout, {found.dtype}",
-        "folder": found.folder,
-        "parameters": f"{found.num_parameters():,}",
-        **found.config.to_dict(),
-        "target": found.target.name if found.target else "not stated",
-    }
-    if found.target:
-        for key in ("family", "architecture", "weights", "tokenizer"):
-            lines[f"target {key}"] = getattr(found.target, key)
-    return lines | {f"training {key}": value for key, value in found.training.items()}
-
-
-def _target_lines(name: str) -> dict[str, Any]:
-    from dlite.checkpoint import TargetRecord
-
-    target = _load_target(name, "cpu", None)
-    record = TargetRecord.of(target)
-    return {
-        "kind": "target",
-        "name": record.name,
-        "parameters": f"{sum(p.numel() for p in target.model.parameters()):,}",
-        "family": record.family,
-        "layers": record.num_layers,
-        "hidden size": record.hidden_size,
-        "vocabulary": record.vocab_size,
-        "longest sequence": record.max_position_embeddings,
-        "end tokens": sorted(target.eos_ids),
-        "chat template": "yes" if target.tokenizer.chat_template else "no",
-        "architecture": record.architecture,
-        "weights": record.weights,
-        "tokenizer": record.tokenizer,
-    }
-
-
-def _environment_lines() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    import dlite
-
-    lines = {"dlite": dlite.__version__}
-    for package in ("torch", "transformers", "vllm"):
-        try:
-            lines[package] = version(package)
-        except PackageNotFoundError:
-            lines[package] = "not installed"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {**lines, "gpu": gpu}
 
 
 # ---- export ----------------------------------------------------------------------------------
@@ -269,11 +237,11 @@ def _environment_lines() -> dict[str, str]:
 def _export(args: argparse.Namespace) -> None:
     from dlite import checkpoint
 
-    if args.to in ("vllm", "sglang"):
-        raise ValueError(
-            f"serving is not built yet, so there is no {args.to} command to print; "
-            "decode with dlite generate, or export --to dlite or authors"
-        )
+    if args.to == "sglang":
+        raise ValueError("there is no plugin for sglang; serve with vLLM: --to vllm")
+    if args.to == "vllm":  # it reads the folder as it is
+        print(_served_by(args.folder, args.target))
+        return
     if args.out is None:
         raise ValueError(f"--to {args.to} writes a folder; name it: dlite export DIR OUT")
     out = Path(args.out)
@@ -292,6 +260,14 @@ def _export(args: argparse.Namespace) -> None:
             model, out, target=target or found.target, training=found.training, dtype=dtype
         )
     print(f"wrote {out} in the {args.to} layout")
+
+
+def _served_by(folder: str, target: str | None) -> str:
+    from dlite import checkpoint
+
+    record = checkpoint.read(folder).target
+    name = target or (record.name if record else "TARGET")
+    return shlex.join(["dlite", "serve", name, "--draft", folder])
 
 
 if __name__ == "__main__":

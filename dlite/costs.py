@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from dlite.model.drafter import DraftModel
     from dlite.target import TargetModel
 
 
@@ -121,38 +123,53 @@ def measure(
     target: TargetModel,
     batch_size: int,
     num_draft: int,
-    draft: Callable[[], object] | None = None,
+    model: DraftModel | None = None,
     *,
     context: int = 64,
     repeats: int = 3,
 ) -> CostTable:
-    """Times `target` on this machine: steps of 1 to 1 + `num_draft` tokens a request behind
-    `context` others, and `draft()`. The shortest of `repeats` runs counts."""
+    """Times `target` on its device: steps of 1 to 1 + `num_draft` tokens a request behind `context`
+    others, and a draft of `model`. The shortest of `repeats` runs counts."""
     import torch
 
     widths = sorted({1, 2, 1 + num_draft // 4, 1 + num_draft // 2, 1 + num_draft})
-    token = next(iter(target.eos_ids), 0)
+    counts = [context] * batch_size
+    rows = [[target.pad_id] * (context + widths[-1])] * batch_size
+
+    @torch.no_grad()
+    def step(width: int) -> None:
+        tokens_BT = target.pad([row[:width] for row in rows])
+        out = target.forward(tokens_BT, cache, counts_B=[width] * batch_size)
+        # Verdicts are numbers on the host: a step has ended when these are there.
+        target.logits(out.hidden_BTD.flatten(0, 1)).argmax(-1).tolist()
+
     cache = target.new_cache(batch_size, context + widths[-1])
-    with torch.no_grad():
-        target.forward(
-            target.pad([[token] * context] * batch_size), cache, counts_B=[context] * batch_size
-        )
-        cache.advance([context] * batch_size)
-
-        def step(width: int) -> None:
-            tokens_BT = target.pad([[token] * width] * batch_size)
-            out = target.forward(tokens_BT, cache, counts_B=[width] * batch_size)
-            # The judges read numbers on the host, so a step ends when they are there.
-            target.logits(out.hidden_BTD.flatten(0, 1)).argmax(-1).tolist()
-
-        times = [_best(lambda width=width: step(width), repeats) for width in widths]
-        neural = 0.0 if draft is None else _best(draft, repeats)
+    step(context)
+    cache.advance(counts)
+    times = [_best(partial(step, width), repeats) for width in widths]
     return CostTable(
         batch_sizes=[batch_size],
         num_tokens=[width * batch_size for width in widths],
         seconds=[np.maximum.accumulate(times).tolist()],
-        neural_seconds=[neural],
+        neural_seconds=[0.0 if model is None else _draft_seconds(model, batch_size, repeats)],
     )
+
+
+def _draft_seconds(model: DraftModel, batch_size: int, repeats: int) -> float:
+    import torch
+
+    from dlite.model.drafter import Blocks
+
+    config, weight = model.config, model.norm.weight
+    anchor_A = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
+    taps_ALD = weight.new_zeros(batch_size, len(config.tap_ids), config.hidden_size)
+    confidence_AK = torch.empty(batch_size, config.num_draft_tokens, device=weight.device)
+
+    def draft() -> None:
+        tokens_AK, _ = model.draft(Blocks(anchor_A, taps_ALD), confidence_AK=confidence_AK)
+        tokens_AK.tolist()
+
+    return _best(draft, repeats)
 
 
 def _best(run: Callable[[], object], repeats: int) -> float:

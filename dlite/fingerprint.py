@@ -20,7 +20,6 @@ def fingerprint(model: Any, tokenizer: Any) -> dict[str, str]:
     Weights: names, shapes and sampled values rounded to bfloat16, so that a bfloat16 checkpoint
     has the same one whether it is loaded in bfloat16 or in float32.
     """
-    config = model.config.to_dict()
     weights = hashlib.sha256()
     for name, tensor in model.named_parameters():
         flat = tensor.detach().reshape(-1)
@@ -28,10 +27,15 @@ def fingerprint(model: Any, tokenizer: Any) -> dict[str, str]:
         weights.update(f"{name}{tuple(tensor.shape)}".encode())
         weights.update(sample.bfloat16().float().cpu().numpy().tobytes())
     return {
-        "architecture": _short({key: config.get(key) for key in ARCHITECTURE_KEYS}),
+        "architecture": architecture_fingerprint(model.config),
         "weights": weights.hexdigest()[:16],
         "tokenizer": tokenizer_fingerprint(tokenizer),
     }
+
+
+def architecture_fingerprint(config: Any) -> str:
+    values = config.to_dict()
+    return _short({key: values.get(key) for key in ARCHITECTURE_KEYS})
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dlite.drafters.base import Drafter
 from dlite.planner import Chooser
 from dlite.types import Draft, Request, SessionKey, Verdict, View
+
+
+@dataclass(kw_only=True)
+class HybridOptions:
+    """`draft` is a draft model's folder or hub id (null: retrieval alone), `corpus` and `priors`
+    are those of the survival policy. `costs` is a file of step times; null: they are measured for
+    `batch_size` requests and `num_draft` tokens each."""
+
+    draft: str | None = None
+    strict: bool = False
+    corpus: str | None = None
+    priors: str = "shipped"
+    costs: str | None = None
+    batch_size: int = 1
+    num_draft: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "num_draft"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
 
 
 class Hybrid:
@@ -58,11 +79,19 @@ class Hybrid:
         self.chooser.observe(request, proposed, draft, verdict)
 
     def finish(self, request: Request) -> None:
+        self._forget(request)
+        for drafter in self._drafters.values():
+            drafter.finish(request)
+
+    def abort(self, request: Request) -> None:
+        self._forget(request)
+        for drafter in self._drafters.values():
+            drafter.abort(request)
+
+    def _forget(self, request: Request) -> None:
         self._proposed.pop(request.id, None)
         self._owner.pop(request.id, None)
         self.chooser.finish(request)
-        for drafter in self._drafters.values():
-            drafter.finish(request)
 
     def close(self, session: SessionKey) -> None:
         for drafter in self._drafters.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,22 @@ def _pretrained(source: str, dtype: torch.dtype, **where: Any) -> tuple[Any, dic
         ignore_mismatched_sizes=True,  # reported by the caller, with the missing ones
         **where,
     )
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """A folder that any program loads, for weights that came out of a GGUF file."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        with _quiet():
+            if getattr(model, "hf_quantizer", None) is not None:  # dequantized long since
+                model.hf_quantizer = None
+                del model.config.quantization_config
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 class _quiet:

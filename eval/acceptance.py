@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from typing import Any
 from dlite import checkpoint
 from dlite.config import run
 from dlite.decode import Times, top2_margins
+from dlite.drafters import registry
 from dlite.drafters.base import Drafter
 from dlite.drafters.neural import NeuralDrafter
-from dlite.drafters.ngram import NgramDrafter
 from dlite.target import TargetModel
 from dlite.types import Round, tokens_per_step
 from eval import metrics
@@ -36,13 +36,14 @@ class Config(Options):
     """python -m eval.acceptance key=value ...: tau and speed of drafters on prompts.
 
     `suite` takes files and benchmark names, `limit` items of each (0: all). `draft` is the draft
-    model's folder or hub id. Plain decoding is always measured."""
+    model's folder or hub id, `corpus` a static corpus' folder. Plain decoding is always run."""
 
     target: str
     out: str
     suite: list[str]
     drafter: list[str] = field(default_factory=lambda: ["ngram"])
     draft: str | None = None
+    corpus: str | None = None
     limit: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -50,21 +51,20 @@ class Config(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.drafter = [name for name in self.drafter if name != PLAIN]
-        unknown = [name for name in self.drafter if name not in DRAFTERS]
-        if unknown:
-            raise ValueError(f"unknown drafter {unknown[0]!r}; choose from {', '.join(DRAFTERS)}")
+        for name in self.drafter:
+            registry.check_name(name)
+        if "dlite" in self.drafter and self.draft is None:
+            raise ValueError("drafter dlite needs a draft model; add draft=DIR")
 
-
-def _dlite(config: Config, target: TargetModel) -> Drafter:
-    if config.draft is None:
-        raise ValueError("drafter dlite needs a draft model; add draft=DIR")
-    return NeuralDrafter(checkpoint.load(config.draft, target))
-
-
-DRAFTERS: dict[str, Callable[[Config, TargetModel], Drafter]] = {
-    "dlite": _dlite,
-    "ngram": lambda config, target: NgramDrafter(),
-}
+    def drafter_options(self, name: str) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if name in ("dlite", "hybrid"):
+            options["draft"] = self.draft
+        if name in ("agspec", "rest", "survival", "hybrid"):
+            options["corpus"] = self.corpus
+        if name == "hybrid":
+            options |= {"batch_size": self.batch_size, "num_draft": self.num_draft}
+        return options
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def make_rows(
             row.identical_share = metrics.identical_share(pairs)
             row.differences = _differences(target, records, plain)
         drafter = drafters.get(name)
-        if drafter is not None and drafter.tap_ids:
+        if isinstance(drafter, NeuralDrafter):
             fault = metrics.head_fault(_rounds(records))
             row.warnings += [fault] if fault else []
         rows.append(row)
@@ -206,7 +206,7 @@ def build(config: Config, target: TargetModel) -> tuple[dict[str, Drafter], dict
     for name in config.drafter:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            drafters[name] = DRAFTERS[name](config, target)
+            drafters[name] = registry.build(name, config.drafter_options(name), target=target)
         warned[name] = [str(w.message) for w in caught]
         if drafters[name].tap_ids and config.draft is not None:
             warning = template_warning(config.draft, config.template_kwargs)

@@ -15,8 +15,10 @@ from conftest import TINY_DRAFT
 from dlite import checkpoint
 from dlite.config import parse
 from dlite.drafters.ngram import NgramDrafter
+from dlite.hybrid import Hybrid
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
+from dlite.planner import Planner
 from dlite.target import TargetModel
 from eval import acceptance, report
 from eval.acceptance import evaluate, make_rows
@@ -245,10 +247,30 @@ def test_a_bad_argument_is_found_only_after_the_target_was_loaded(
     assert "\n" not in str(error.value)
 
 
-def test_dlite_without_a_draft_model_is_a_crash(tiny_target: TargetModel) -> None:
-    config = acceptance.Config(target="x", suite=["y"], out="z", drafter=["dlite"])
+def test_dlite_without_a_draft_model_is_a_crash() -> None:
     with pytest.raises(ValueError, match="drafter dlite needs a draft model; add draft=DIR"):
-        acceptance.build(config, tiny_target)
+        acceptance.Config(target="x", suite=["y"], out="z", drafter=["dlite"])
+
+
+def test_hybrid_plans_for_other_sizes_or_changes_the_output(
+    tiny_target: TargetModel, draft_folder: Path
+) -> None:
+    config = acceptance.Config(
+        target=tiny_target.name,
+        suite=["x"],
+        out="y",
+        drafter=["hybrid"],
+        draft=str(draft_folder),
+        batch_size=2,
+        max_new_tokens=24,
+    )
+    drafters, _ = acceptance.build(config, tiny_target)
+    plain, hybrid = evaluate(tiny_target, drafters, ITEMS, config)
+    assert hybrid.identical_share == 1.0 and hybrid.num_tokens == plain.num_tokens
+    found = drafters["hybrid"]
+    assert isinstance(found, Hybrid) and isinstance(found.chooser, Planner)
+    assert found.chooser.costs is not None
+    assert found.chooser.costs.batch_sizes == [2] and found.chooser.costs.num_tokens[-1] == 16
 
 
 def test_report_program_merges_results_and_training(out: Path, tmp_path: Path) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import TINY_DRAFT
 
 from dlite.costs import CostTable, measure
+from dlite.model.config import DraftConfig
+from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
 
 TABLE = CostTable(
@@ -60,8 +63,10 @@ def test_a_file_that_holds_no_table_is_refused(tmp_path: Path, text: str) -> Non
         CostTable.read(tmp_path / "costs.json")
 
 
-def test_a_target_is_measured_with_the_drafter_beside_it(tiny_target: TargetModel) -> None:
-    calls = []
-    table = measure(tiny_target, 2, 7, lambda: calls.append(1), repeats=2)
-    assert table.num_tokens == [2, 4, 8, 16] and len(calls) == 3
-    assert 0 < table.draft_seconds(2) < table.step_seconds(2, 2)[0]
+def test_a_target_is_measured_with_its_draft_model(tiny_target: TargetModel) -> None:
+    model = DraftModel(DraftConfig(**TINY_DRAFT))
+    model.bind(tiny_target)
+    table = measure(tiny_target, 2, 7, model, repeats=2)
+    assert table.num_tokens == [2, 4, 8, 16]
+    assert table.draft_seconds(2) > 0 and table.step_seconds(2, 16)[-1] > 0
+    assert measure(tiny_target, 1, 3, repeats=1).draft_seconds(1) == 0

@@ -42,8 +42,9 @@ class NeuralDrafter:
         sampling = request.sampling
         if not sampling.greedy and not self.argmax:
             # Without a seed each call must draw anew: a draft that is a function of the request's
-            # id is no draw from q, and the accepted tokens would not follow p.
-            key = None if sampling.seed is None else f"draft {sampling.seed} {request.id}"
+            # id is no draw from q, and the accepted tokens would not follow p. With one, the id
+            # stays out of it: servers make ids up, and a seed is to repeat its answer.
+            key = None if sampling.seed is None else f"draft {sampling.seed}"
             self._random[request.id] = random.Random(key)
 
     def propose(self, views: list[View]) -> list[Draft]:

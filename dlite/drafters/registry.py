@@ -123,6 +123,45 @@ def _rest(options: Options, resources: Resources) -> Drafter:
     return RestDrafter(resources.corpus(chosen.corpus), chosen)
 
 
+def _survival(options: Options, resources: Resources) -> Drafter:
+    from dlite.config import from_mapping
+    from dlite.drafters.survival import SurvivalDrafter, SurvivalOptions
+    from dlite.survival import Prior, shipped_prior
+
+    chosen = from_mapping(SurvivalOptions, options)
+    prior = shipped_prior() if chosen.priors == "shipped" else Prior.read(chosen.priors)
+    return SurvivalDrafter(resources.memory(chosen, chosen.corpus), chosen, prior)
+
+
+def _hybrid(options: Options, resources: Resources) -> Drafter:
+    """The survival policy and, with `draft`, a draft model, under a planner."""
+    from dlite import checkpoint
+    from dlite.config import from_mapping
+    from dlite.costs import CostTable, measure
+    from dlite.drafters.neural import NeuralDrafter
+    from dlite.hybrid import Hybrid, HybridOptions
+    from dlite.planner import Planner
+
+    chosen = from_mapping(HybridOptions, options)
+    target, model = resources.target, None
+    if chosen.draft is not None:
+        if target is None:
+            raise ValueError("a draft model reads its target's states; build it with the target")
+        model = checkpoint.load(chosen.draft, target, strict=chosen.strict)
+    if chosen.costs is not None:
+        costs = CostTable.read(chosen.costs)
+    elif target is not None:
+        costs = measure(target, chosen.batch_size, chosen.num_draft, model)
+    else:
+        raise ValueError("what a step costs is not known; build with the target, or give costs")
+    kept = {key: value for key, value in options.items() if key in CORPUS_KEYS}
+    drafters = [_survival(kept, resources)]
+    if model is not None:
+        drafters.append(NeuralDrafter(model, argmax=True))
+    return Hybrid(drafters, Planner(costs))
+
+
+CORPUS_KEYS = ("corpus", "priors")
 DRAFTERS: dict[str, Callable[[Options, Resources], Drafter]] = {
     "dlite": _dlite,
     "ngram": _ngram,
@@ -131,6 +170,8 @@ DRAFTERS: dict[str, Callable[[Options, Resources], Drafter]] = {
     "agentspec": _agentspec,
     "agspec": _agspec,
     "rest": _rest,
+    "survival": _survival,
+    "hybrid": _hybrid,
 }
 
 
