@@ -23,7 +23,7 @@ def colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def tau_by_drafter(rows: Sequence[Row]) -> bytes:
-    figure, axes = _axes("tau (tokens per target forward)", "")
+    figure, axes = axes_of("tau (tokens per target forward)", "")
     colour = colours(row["drafter"] for row in rows)
     for place, row in enumerate(reversed(rows)):
         low, high = row["tau_ci95"]
@@ -39,12 +39,12 @@ def tau_by_drafter(rows: Sequence[Row]) -> bytes:
     axes.set_yticks(range(len(rows)), [row["drafter"] for row in reversed(rows)])
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
-    return _png(figure)
+    return png(figure)
 
 
 def acceptance_by_position(rows: Sequence[Row], key: str, label: str) -> bytes:
     """Lines of `key` over draft positions, for the drafters that have rates."""
-    figure, axes = _axes("draft position", label)
+    figure, axes = axes_of("draft position", label)
     colour = colours(row["drafter"] for row in rows)
     longest = 1
     for row in rows:
@@ -58,12 +58,12 @@ def acceptance_by_position(rows: Sequence[Row], key: str, label: str) -> bytes:
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0.8, longest + 0.2)
     axes.set_xticks(range(1, longest + 1))
-    _legend(axes)
-    return _png(figure)
+    legend(axes)
+    return png(figure)
 
 
 def time_split(rows: Sequence[Row]) -> bytes:
-    figure, axes = _axes("milliseconds per generated token", "")
+    figure, axes = axes_of("milliseconds per generated token", "")
     names = [row["drafter"] for row in reversed(rows)]
     left = [0.0] * len(rows)
     for part, colour in PARTS.items():
@@ -71,12 +71,12 @@ def time_split(rows: Sequence[Row]) -> bytes:
         axes.barh(names, widths, left=left, color=colour, label=part)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.grid(visible=False, axis="y")
-    _legend(axes)
-    return _png(figure)
+    legend(axes)
+    return png(figure)
 
 
 def tau_by_category(rows: Sequence[Row]) -> bytes:
-    figure, axes = _axes("", "tau")
+    figure, axes = axes_of("", "tau")
     colour = colours(row["drafter"] for row in rows)
     categories = list(dict.fromkeys(c for row in rows for c in row["by_category"]))
     width = 0.8 / len(rows)
@@ -86,13 +86,13 @@ def tau_by_category(rows: Sequence[Row]) -> bytes:
         axes.bar(places, taus, width, color=colour[row["drafter"]], label=row["drafter"])
     axes.set_xticks(range(len(categories)), categories, rotation=20, ha="right")
     axes.grid(visible=False, axis="x")
-    _legend(axes)
-    return _png(figure)
+    legend(axes)
+    return png(figure)
 
 
 def training_curve(lines: Sequence[Row], key: str, label: str) -> bytes:
     """`key` over the steps of all stages, one behind the other, from a training metrics file."""
-    figure, axes = _axes("training step, all stages", label)
+    figure, axes = axes_of("training step, all stages", label)
     stages = [(stage, list(group)) for stage, group in groupby(lines, lambda line: line["stage"])]
     colour = colours(stage for stage, _ in stages)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -105,12 +105,12 @@ def training_curve(lines: Sequence[Row], key: str, label: str) -> bytes:
         offset += max(line["step"] for line in group)
         if stage != stages[-1][0]:
             axes.axvline(offset, color=GREY, linewidth=0.8, linestyle=":")
-    _legend(axes)
-    return _png(figure)
+    legend(axes)
+    return png(figure)
 
 
 def round_by_context(rows: Sequence[Row]) -> bytes:
-    figure, axes = _axes("context length (tokens)", "round time / that at the shortest")
+    figure, axes = axes_of("context length (tokens)", "round time / that at the shortest")
     colour = colours(row["shape"] for row in rows)
     for shape in dict.fromkeys(row["shape"] for row in rows):
         points = [(r["context"], r["ratio_to_shortest"]) for r in rows if r["shape"] == shape]
@@ -120,11 +120,11 @@ def round_by_context(rows: Sequence[Row]) -> bytes:
     contexts = sorted({row["context"] for row in rows})
     axes.set_xticks(contexts, [str(context) for context in contexts], rotation=20)
     axes.yaxis.set_major_formatter("{x:g}x")
-    _legend(axes)
-    return _png(figure)
+    legend(axes)
+    return png(figure)
 
 
-def _axes(x_label: str, y_label: str) -> tuple[Any, Any]:
+def axes_of(x_label: str, y_label: str) -> tuple[Any, Any]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -139,12 +139,12 @@ def _axes(x_label: str, y_label: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _legend(axes: Any) -> None:
+def legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=9, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
     return buffer.getvalue()

@@ -22,7 +22,7 @@ from dlite.types import OpenedFile
 from eval.tokenizing import load_chat_tokenizer
 from eval.traces import Message, Session
 
-FORMAT = 1  # of the cached files
+FORMAT = 2  # of the cached files
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class Call:
 
     id: str
     session: str
+    task: str
     group: str
     agent: str
     scope: str
@@ -90,6 +91,7 @@ class _Row:
     """A call as it is cached."""
 
     session: str
+    task: str
     group: str
     agent: str
     scope: str
@@ -110,6 +112,7 @@ def _rows(session: Session, renderer: Renderer) -> Iterator[_Row]:
             read = [m for m in scope if not (m.transient and m.turn < message.turn)]
             yield _Row(
                 session=session.id,
+                task=session.task,
                 group=session.group,
                 agent=message.agent,
                 scope=message.scope,
@@ -129,6 +132,7 @@ def _call(row: _Row, pieces: list[list[int]], end_id: int) -> Call:
     return Call(
         id=f"{row.session}#{row.turn}",
         session=row.session,
+        task=row.task,
         group=row.group,
         agent=row.agent,
         scope=row.scope,
@@ -145,6 +149,7 @@ class Workload:
     """`sessions` are each session's calls in order."""
 
     sessions: list[list[Call]]
+    tokenizer: Any
     end_id: int
     sha256: str  # of the sessions and the tokenizer
 
@@ -168,7 +173,7 @@ def load_calls(sessions: Sequence[Session], tokenizer: str, cache: Path | None =
         calls.setdefault(row.session, []).append(_call(row, pieces, renderer.end_id))
     if not calls:
         raise ValueError("no session holds a message that a model generated; give other sessions")
-    return Workload(list(calls.values()), renderer.end_id, sha256)
+    return Workload(list(calls.values()), renderer.tokenizer, renderer.end_id, sha256)
 
 
 def default_cache() -> Path:

@@ -11,25 +11,16 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
+from dlite.costs import CostTable
 from dlite.drafters.base import Drafter
+from dlite.drafters.structure import Structure
 from dlite.types import AgentContext, Draft, Request, Round, SessionKey, Verdict, View
 from eval.rendering import Call
 
 MAX_DRAFT = 32
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Time of a target step over `num_tokens` positions of `batch` requests, in units of a step
-    that is bound by memory: `max(1, num_tokens / ridge) + slope * num_tokens`."""
-
-    ridge: float = 256.0
-    slope: float = 0.0005
-
-    def step(self, num_tokens: int) -> float:
-        return max(1.0, num_tokens / self.ridge) + self.slope * num_tokens
 
 
 @dataclass(slots=True)
@@ -43,12 +34,13 @@ class Step:
 
 @dataclass(slots=True)
 class Replay:
-    """`steps` cover every token of every call once. `draft_seconds` is the wall-clock of
-    `num_batches` proposals and of what the drafter learnt from their verdicts."""
+    """`steps` cover every token of every call once. `drafted` are the tokens that each batch
+    verified beside its anchors, `draft_seconds` the wall-clock of all proposals and of what the
+    drafter learnt from their verdicts."""
 
     batch: int
     steps: list[Step] = field(default_factory=list)
-    num_batches: int = 0
+    drafted: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
 
 
@@ -56,8 +48,10 @@ class Slot:
     """A place in the batch. It runs `calls` in a circle from number `first`; the first `num_own`
     of them are its share, what it runs after them only keeps the batch full."""
 
-    def __init__(self, tenant: str, calls: Sequence[Call], first: int, num_own: int) -> None:
-        self.tenant, self.calls, self.at, self.left = tenant, calls, first, num_own
+    def __init__(
+        self, calls: Sequence[Call], first: int, num_own: int, request: Callable[[Call], Request]
+    ) -> None:
+        self.calls, self.at, self.left, self._request = calls, first, num_own, request
         self.request: Request
         self.tokens: list[int]
         self.done = 0  # output tokens so far
@@ -70,13 +64,13 @@ class Slot:
     def num_left(self) -> int:
         return len(self.call.output) - self.done
 
-    def begin(self, drafter: Drafter, end_id: int) -> None:
+    def begin(self, drafter: Drafter) -> None:
         """Lets the drafter see what the session's earlier calls wrote, then starts the call."""
         first = self.at
         while first and self.calls[first - 1].session == self.call.session:
             first -= 1
         for earlier in self.calls[first : self.at]:
-            request = _request(earlier, self.tenant, end_id)
+            request = self._request(earlier)
             drafter.start(request)
             if len(earlier.output) > 1:
                 tokens = [*request.prompt, *earlier.output[:-1]]
@@ -84,12 +78,12 @@ class Slot:
                 tokens.append(earlier.output[-1])
                 drafter.observe(request, Draft(), Verdict(0, tokens[-1]))
             drafter.finish(request)
-        self.start(drafter, end_id)
+        self.start(drafter)
 
-    def start(self, drafter: Drafter, end_id: int) -> None:
+    def start(self, drafter: Drafter) -> None:
         """Starts the next call that has a round."""
         while True:
-            self.request = _request(self.call, self.tenant, end_id)
+            self.request = self._request(self.call)
             drafter.start(self.request)
             self.tokens = [*self.request.prompt, self.call.output[0]]
             self.done = 1
@@ -122,60 +116,69 @@ class Slot:
         )
 
 
-def _request(call: Call, tenant: str, end_id: int) -> Request:
+def shares(calls: Sequence[Call], batch: int) -> list[tuple[int, int]]:
+    """Number of the first call and how many calls, of `batch` shares of about as many tokens."""
+    total = sum(len(call.output) for call in calls)
+    owner, before = [], 0
+    for call in calls:
+        owner.append(before * batch // total)
+        before += len(call.output)
+    return [(bisect_left(owner, k) % len(calls), owner.count(k)) for k in range(batch)]
+
+
+def make_request(
+    call: Call, *, tenant: str, end_id: int, structure: Structure | None = None
+) -> Request:
     return Request(
         id=f"{tenant} {call.id}",
         prompt=call.prompt(),
         max_new_tokens=len(call.output),
         stop_ids=frozenset((end_id,)),
         session=SessionKey(tenant, call.session),
-        agent=AgentContext(agent_id=call.agent, query_id=call.scope, files=call.files),
+        agent=AgentContext(call.agent, call.scope, structure, call.files),
     )
 
 
-def shares(sessions: Sequence[Sequence[Call]], batch: int, seed: int) -> list[Slot]:
-    """The sessions shuffled and laid end to end, cut between calls into `batch` shares of about as
-    many tokens."""
-    order = list(sessions)
-    Random(seed).shuffle(order)
-    calls = [call for session in order for call in session]
-    total = sum(len(call.output) for call in calls)
-    owner, before = [], 0
-    for call in calls:
-        owner.append(before * batch // total)
-        before += len(call.output)
-    return [
-        Slot(f"slot{slot}", calls, bisect_left(owner, slot) % len(calls), owner.count(slot))
-        for slot in range(batch)
-    ]
+def step_cost(costs: CostTable, batch: int, num_tokens: int) -> float:
+    return float(costs.step_seconds(batch, num_tokens)[-1])
 
 
 def replay(
     sessions: Sequence[Sequence[Call]],
     drafter: Drafter,
     *,
+    costs: CostTable,
     end_id: int,
     batch: int = 1,
     seed: int = 0,
     max_draft: int = MAX_DRAFT,
-    cost: CostModel = CostModel(),
+    structure: Structure | None = None,
     drafting_cost: Callable[[], float] = float,
     on_tokens: Callable[[int], object] | None = None,
 ) -> Replay:
-    """Every call once, `batch` requests at a time; a slot that is through with its share goes on,
-    uncounted, until all are. `drafting_cost` says what the last proposals took, in the cost
-    model's units; `on_tokens` is told how many tokens each counted round emitted."""
+    """Every call once, `batch` requests at a time.
+
+    The sessions are shuffled and laid end to end, and each slot gets a share of the calls. A slot
+    that is through goes on, uncounted, until all are. `drafting_cost` says what the last proposals
+    took, in the units of `costs`; `on_tokens` is told how many tokens each counted round emitted.
+    """
     result = Replay(batch)
-    slots = shares(sessions, batch, seed)
+    order = list(sessions)
+    Random(seed).shuffle(order)
+    calls = [call for session in order for call in session]
+    slots = []
+    for number, (first, num_own) in enumerate(shares(calls, batch)):
+        request = partial(make_request, tenant=f"slot{number}", end_id=end_id, structure=structure)
+        slots.append(Slot(calls, first, num_own, request))
     for slot in slots:
-        slot.begin(drafter, end_id)
+        slot.begin(drafter)
     while any(slot.left > 0 for slot in slots):
         start = time.perf_counter()
         views = [View(slot.request, slot.tokens, max_draft) for slot in slots]
         drafts = drafter.propose(views)
         drafted = time.perf_counter()
         num_tokens = sum(len(draft.tokens) for draft in drafts)
-        share = (cost.step(batch + num_tokens) + drafting_cost()) / batch
+        share = (step_cost(costs, batch, batch + num_tokens) + drafting_cost()) / batch
         verdicts = []
         for slot, draft in zip(slots, drafts, strict=True):
             verdict, done = slot.verify(draft)
@@ -188,11 +191,11 @@ def replay(
         for slot, draft, verdict in zip(slots, drafts, verdicts, strict=True):
             drafter.observe(slot.request, draft, verdict)
         result.draft_seconds += drafted - start + time.perf_counter() - verified
-        result.num_batches += 1
+        result.drafted.append(num_tokens)
         for slot in slots:
             if not slot.num_left:
                 slot.end(drafter)
-                slot.start(drafter, end_id)
+                slot.start(drafter)
     for slot in slots:
         drafter.abort(slot.request)
     return result

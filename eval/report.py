@@ -2,13 +2,12 @@
 
     python -m eval.report inputs=DIR,DIR2 out=FILE.html metrics=RUN/metrics.jsonl
 
-An input is a folder with a `summary.json` of `eval.acceptance` or `eval.latency`, or that file.
+An input is a folder with a `summary.json` of `eval.acceptance`, `eval.latency` or `eval.simulate`,
+or that file.
 """
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any
 
 from dlite.config import run
 from eval import plots
-
-Summary = dict[str, Any]
+from eval.page import Summary, figure, grid, number, source, table, text
+from eval.replay_report import simulate_section
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1c1c; max-width: 1240px; margin: 24px auto;
@@ -199,51 +198,8 @@ def latency_section(summary: Summary) -> str:
 SECTIONS: dict[str, Callable[[Summary], str]] = {
     "eval.acceptance": acceptance_section,
     "eval.latency": latency_section,
+    "eval.simulate": simulate_section,
 }
-
-
-# ---- HTML ------------------------------------------------------------------------------------
-
-
-def text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{text(cell)}</th>" for cell in header)
-    lines = ("".join(f"<td>{text(cell)}</td>" for cell in cells) for cells in body)
-    return (
-        f"<table><tr>{head}</tr>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>\n"
-    )
-
-
-def figure(png: bytes, caption: str) -> str:
-    data = base64.b64encode(png).decode()
-    return (
-        f'<figure><img alt="{text(caption)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{text(caption)}</figcaption></figure>"
-    )
-
-
-def grid(figures: Sequence[str]) -> str:
-    return f'<div class="figures">{"".join(figures)}</div>\n'
-
-
-def source(summary: Summary) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-    parts = [
-        f"<code>{text(summary['command'])}</code>",
-        f"commit {text(summary['commit'])}",
-        text(versions),
-        text(summary["device"]),
-    ]
-    if "prompts_sha256" in summary:
-        parts.append(f"prompts {text(summary['prompts_sha256'][:16])}")
-    return f'<p class="source">{"<br>".join(parts)}</p>\n'
 
 
 def read_summary(name: str) -> Summary:

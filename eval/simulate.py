@@ -3,7 +3,8 @@
     python -m eval.simulate sessions=FILE.jsonl.gz tokenizer=DIR split=eval drafter=ngram,sam \
         batch=1,16 out=DIR
 
-writes `summary.json`. `docs/sessions.md` describes session files and what is counted.
+writes `summary.json` and `report.html`. `docs/sessions.md` describes session files, and what is
+counted.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 from tqdm import tqdm
 
 from dlite.config import run
-from dlite.drafters.base import Drafter
-from dlite.drafters.ngram import NgramDrafter
+from dlite.costs import CostTable
+from dlite.drafters.structure import parse_structure
+from eval import lineup
 from eval.provenance import provenance
-from eval.references import AutomatonDrafter, PromptLookup, SessionAutomaton
 from eval.rendering import Workload, load_calls
-from eval.replay import MAX_DRAFT, CostModel, replay
+from eval.replay import MAX_DRAFT, replay
+from eval.report import write_report
 from eval.tally import Cell, Tally, ci95, grouped, mean_over_sessions, merge, tally, total
 from eval.traces import read_sessions
 
@@ -31,9 +33,11 @@ from eval.traces import read_sessions
 class Config:
     """python -m eval.simulate key=value ...: drafters on recorded agent sessions.
 
-    `tokenizer` is a folder or hub id with a chat template. `limit` sessions (0: all) of `split`
-    (null: any). `drafter` takes names and `name:variant`. Each of `seeds` shuffles the sessions
-    anew. `cache` keeps tokenised sessions."""
+    `tokenizer` is a target's name, folder or hub id, with a chat template. `limit` sessions (0:
+    all) of `split` (null: any). `drafter` takes `name`, `name:variant` and `name:*`. `profile` is
+    a folder of eval.profile. A step's time comes from the cost table `costs` (JSON), by default
+    max(1, N / ridge) + per_token N. Each of `seeds` shuffles the sessions anew. `structure` are
+    the blocks that AgentSpec follows, `cache` keeps tokenised sessions."""
 
     sessions: list[str]
     tokenizer: str
@@ -44,33 +48,33 @@ class Config:
     limit: int = 0
     seeds: int = 1
     max_draft: int = MAX_DRAFT
-    cost: CostModel = field(default_factory=CostModel)
+    profile: str | None = None
+    costs: str | None = None
+    ridge: int = 256
+    per_token: float = 0.0005
+    structure: str = '[[["<tool_call>", "</tool_call>"]], [["```", "```"]]]'
     cache: str | None = None
 
     def __post_init__(self) -> None:
+        self.drafter = lineup.expand(self.drafter)
         for spec in self.drafter:
-            name, _, variant = spec.partition(":")
-            if variant not in DRAFTERS.get(name, {}):
-                known = ", ".join(f"{n}:{v}" if v else n for n in DRAFTERS for v in DRAFTERS[n])
-                raise ValueError(f"unknown drafter {spec!r}; choose from {known}")
-        for name, value in [("seeds", self.seeds), ("max_draft", self.max_draft)]:
-            if value < 1:
-                raise ValueError(f"{name} is {value}; give at least 1")
+            lineup.find(spec)
+        for name in ("seeds", "max_draft", "ridge"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
         if not self.batch or min(self.batch) < 1:
             raise ValueError(f"batch is {self.batch}; give sizes of at least 1")
 
-
-DRAFTERS: dict[str, dict[str, Callable[[], Drafter]]] = {
-    "ngram": {"": NgramDrafter},
-    "pld": {"": PromptLookup, "k5": lambda: PromptLookup(5)},
-    "call": {"": AutomatonDrafter, "own": lambda: AutomatonDrafter(prompt=False)},
-    "session": {"": SessionAutomaton},
-}
+    def cost_table(self) -> CostTable:
+        if self.costs is not None:
+            return CostTable.read(self.costs)
+        return CostTable.roofline(self.ridge, per_token=self.per_token, neural=lineup.NEURAL_COST)
 
 
 @dataclass(slots=True)
 class Row:
-    """Pooled over all rounds of all seeds. `accept_length` is over the rounds that drafted."""
+    """Pooled over all rounds of all seeds. `accept_length` is over the rounds that drafted; the
+    drafter's own time is wall-clock, a step being one of the whole batch."""
 
     drafter: str
     variant: str
@@ -96,8 +100,10 @@ GROUPINGS: dict[str, Callable[[Cell], str]] = {
 class Result:
     row: Row
     tally: Tally
+    seeds: list[float]  # goodput of each
+    step_tokens: dict[int, int]  # batches by the number of drafted tokens in them
 
-    def groups(self, cost: CostModel) -> list[dict[str, Any]]:
+    def groups(self, costs: CostTable) -> list[dict[str, Any]]:
         return [
             {
                 "drafter": self.row.drafter,
@@ -110,67 +116,83 @@ class Result:
                 "tokens_per_step_macro": mean_over_sessions(cells),
                 "accept_length": counts.accept_length,
                 "rejection_rate": counts.rejection_rate,
-                "goodput_vs_plain": counts.goodput_vs_plain(self.row.batch, cost),
+                "goodput_vs_plain": counts.goodput_vs_plain(self.row.batch, costs),
                 "num_rounds": counts.rounds,
                 "num_tokens": counts.emitted,
+                "num_drafted": counts.drafted,
+                "num_accepted": counts.accepted,
             }
             for by, key in GROUPINGS.items()
             for name, cells in grouped(self.tally, key).items()
-            if (counts := total(cells.values()))
+            for counts in [total(cells.values())]
         ]
 
 
 def simulate(workload: Workload, spec: str, batch: int, config: Config) -> Result:
     """One drafter at one batch size, over all seeds."""
-    name, _, variant = spec.partition(":")
-    tallies, seconds, num_batches = [], 0.0, 0
-    num_tokens = sum(len(call.output) for calls in workload.sessions for call in calls)
+    variant, costs = lineup.find(spec), config.cost_table()
+    structure = parse_structure(config.structure)
+    outputs = {call.id: call.output for calls in workload.sessions for call in calls}
+    tallies, goodputs, step_tokens, seconds = [], [], {}, 0.0
     for seed in range(config.seeds):
-        with tqdm(total=num_tokens, desc=f"{spec} at {batch}, seed {seed}", disable=None) as bar:
+        setting = lineup.Setting(
+            tokenizer=workload.tokenizer,
+            outputs=outputs,
+            costs=costs,
+            ridge=config.ridge,
+            profile=Path(config.profile) if config.profile else None,
+            seed=seed,
+        )
+        drafter, partner = variant.build(setting)
+        label = f"{spec} at {batch}, seed {seed}"
+        num_tokens = sum(len(output) - 1 for output in outputs.values())
+        with tqdm(total=num_tokens, desc=label, disable=None) as bar:
             done = replay(
                 workload.sessions,
-                DRAFTERS[name][variant](),
+                drafter,
+                costs=costs,
                 end_id=workload.end_id,
                 batch=batch,
                 seed=seed,
                 max_draft=config.max_draft,
-                cost=config.cost,
+                structure=structure if variant.structure else None,
+                drafting_cost=partner.take_cost if partner else float,
                 on_tokens=bar.update,
             )
         tallies.append(tally(done))
+        goodputs.append(total(tallies[-1].values()).goodput_vs_plain(batch, costs))
         seconds += done.draft_seconds
-        num_batches += done.num_batches
+        for drafted in done.drafted:
+            step_tokens[drafted] = step_tokens.get(drafted, 0) + 1
     cells = merge(tallies)
     counts = total(cells.values())
+    name, _, variant_name = spec.partition(":")
     row = Row(
         drafter=name,
-        variant=variant,
+        variant=variant_name,
         batch=batch,
         accept_length=counts.accept_length,
         tokens_per_step=counts.tokens_per_step,
         rejection_rate=counts.rejection_rate,
-        goodput_vs_plain=counts.goodput_vs_plain(batch, config.cost),
-        draft_microseconds_per_step=1e6 * seconds / num_batches,
+        goodput_vs_plain=counts.goodput_vs_plain(batch, costs),
+        draft_microseconds_per_step=1e6 * seconds / sum(step_tokens.values()),
     )
-    return Result(row, cells)
+    return Result(row, cells, goodputs, dict(sorted(step_tokens.items())))
+
+
+def print_row(spec: str, row: Row) -> None:
+    accept = "-" if row.accept_length is None else f"{row.accept_length:.2f}"
+    reject = "-" if row.rejection_rate is None else f"{row.rejection_rate:.1%}"
+    print(
+        f"{spec:22} {row.batch:5} {row.tokens_per_step:8.3f} {accept:>6} {reject:>6} "
+        f"{row.goodput_vs_plain:7.3f} {row.draft_microseconds_per_step:8.0f}",
+        flush=True,
+    )
 
 
 def main(config: Config) -> None:
     sessions = read_sessions(config.sessions, config.split, config.limit)
-    cache = Path(config.cache) if config.cache else None
-    workload = load_calls(sessions, config.tokenizer, cache)
-    results = []
-    print(f"{'drafter':20} {'batch':>5} {'tok/step':>8} {'accept':>6} {'reject':>6} {'goodput':>7}")
-    for spec in config.drafter:
-        for batch in config.batch:
-            result = simulate(workload, spec, batch, config)
-            results.append(result)
-            row = result.row
-            accept, reject = row.accept_length or 1.0, row.rejection_rate or 0.0
-            print(
-                f"{spec:20} {batch:5} {row.tokens_per_step:8.3f} {accept:6.2f} {reject:6.1%} "
-                f"{row.goodput_vs_plain:7.3f}"
-            )
+    workload = load_calls(sessions, config.tokenizer, Path(config.cache) if config.cache else None)
     calls = [call for session in workload.sessions for call in session]
     summary = {
         "program": "eval.simulate",
@@ -180,13 +202,23 @@ def main(config: Config) -> None:
         "num_sessions": len(workload.sessions),
         "num_calls": len(calls),
         "num_tokens": sum(len(call.output) for call in calls),
-        "rows": [asdict(result.row) for result in results],
-        "groups": [group for result in results for group in result.groups(config.cost)],
     }
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    print(f"written: {out}/summary.json")
+    results = []
+    print(f"{'drafter':22} {'batch':>5} {'tok/step':>8} accept reject goodput us/step")
+    for spec in config.drafter:
+        for batch in config.batch:
+            result = simulate(workload, spec, batch, config)
+            results.append(result)
+            print_row(spec, result.row)
+            summary["rows"] = [asdict(result.row) for result in results]
+            summary["goodput_by_seed"] = [result.seeds for result in results]
+            summary["step_tokens"] = [result.step_tokens for result in results]
+            summary["groups"] = [g for one in results for g in one.groups(config.cost_table())]
+            (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    write_report([summary], out / "report.html")
+    print(f"written: {out}/summary.json, report.html")
 
 
 if __name__ == "__main__":

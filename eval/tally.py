@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlite.costs import CostTable
 from eval.rendering import Call
-from eval.replay import CostModel, Replay
+from eval.replay import Replay, step_cost
 
 TURNS = ((1, 3), (4, 10), (11, 30), (31, None))
 
@@ -57,9 +58,9 @@ class Counts:
     def rejection_rate(self) -> float | None:
         return 1 - self.accepted / self.drafted if self.drafted else None
 
-    def goodput_vs_plain(self, batch: int, cost: CostModel) -> float:
+    def goodput_vs_plain(self, batch: int, costs: CostTable) -> float:
         """Tokens per time, over those of a batch that drafts nothing."""
-        return self.emitted / self.cost * cost.step(batch) / batch
+        return self.emitted / self.cost * step_cost(costs, batch, batch) / batch
 
 
 Tally = dict[Cell, Counts]

@@ -39,9 +39,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`group` names the scaffold in tables."""
+    """`group` names the scaffold in tables; sessions of one `task` may share their answers."""
 
     id: str
+    task: str
     group: str
     model: str
     split: str
@@ -128,14 +129,21 @@ def _agtraj(row: dict[str, Any]) -> Session:
     ]
     group, slash, _ = row["session_id"].partition("/")
     return Session(
-        row["session_id"], group if slash else row["scaffold"], row["model"], row["split"], messages
+        id=row["session_id"],
+        task=row.get("task_id", row["session_id"]),
+        group=group if slash else row["scaffold"],
+        model=row["model"],
+        split=row["split"],
+        messages=messages,
     )
 
 
 def _openai(row: dict[str, Any], name: str) -> Session:
     """`{"messages": [...]}`: each assistant message is a call that read all before it."""
+    session_id = str(row.get("session_id", row.get("id", name)))
     return Session(
-        id=str(row.get("session_id", row.get("id", name))),
+        id=session_id,
+        task=str(row.get("task_id", session_id)),
         group=str(row.get("scaffold", "messages")),
         model=str(row.get("model", "")),
         split=str(row.get("split", "")),
@@ -157,7 +165,7 @@ def _swe_agent(row: dict[str, Any], name: str) -> Session:
                 {"role": "user", "content": step["observation"] or ""},
             )
         ]
-    return Session(name, "swe-agent", "", "", _numbered(messages, ""))
+    return Session(name, name, "swe-agent", "", "", _numbered(messages, ""))
 
 
 def _numbered(rows: Iterable[dict[str, Any]], agent: str) -> list[Message]:

@@ -70,7 +70,7 @@ def test_the_cache_gives_other_calls_or_those_of_other_sessions(
     other = read_sessions([write_sessions(tmp_path / "t.jsonl", changed)])
     assert load_calls(other, tokenizer, tmp_path / "cache").sessions != fresh.sessions
     monkeypatch.setattr(Renderer, "piece_ids", None)  # nothing is tokenised again
-    assert load_calls(first, tokenizer, tmp_path / "cache") == fresh
+    assert load_calls(first, tokenizer, tmp_path / "cache").sessions == fresh.sessions
 
 
 def test_sessions_without_a_call_are_replayed(tokenizer: str, tmp_path: Path) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from oracle import OracleDrafter
 
+from dlite.costs import CostTable
+from dlite.drafters.base import Drafter
+from dlite.drafters.registry import build
 from dlite.types import Draft, Request, SessionKey, View, tokens_per_step
 from eval import metrics
-from eval.references import AutomatonDrafter, PromptLookup, SessionAutomaton, common_prefix
+from eval import replay as replaying
+from eval.lookup import PromptLookup
+from eval.partner import RATES, SimulatedDrafter
+from eval.profile import agreement
 from eval.rendering import Call
-from eval.replay import CostModel, Replay, replay
+from eval.replay import Replay, step_cost
 from eval.tally import ci95, grouped, merge, tally, total
 
 END = 511
-COST = CostModel(ridge=8, slope=0.01)
+COST = CostTable.roofline(8, per_token=0.01)
 
 
 def make_sessions(num_sessions: int = 5) -> list[list[Call]]:
@@ -30,11 +37,27 @@ def make_sessions(num_sessions: int = 5) -> list[list[Call]]:
             output = [draw.randrange(9) for _ in range(draw.randint(0, 40))] + [END]
             name = f"s{number}"
             calls.append(
-                Call(f"{name}#{turn}", name, "g", "a", "main", turn, False, (), [prompt], output)
+                Call(
+                    f"{name}#{turn}",
+                    name,
+                    name,
+                    "g",
+                    "a",
+                    "main",
+                    turn,
+                    False,
+                    (),
+                    [prompt],
+                    output,
+                )
             )
             prompt = [*prompt, *output, *(draw.randrange(9) for _ in range(6))]
         sessions.append(calls)
     return sessions
+
+
+def replay(sessions: list[list[Call]], drafter: Any, **options: Any) -> Replay:
+    return replaying.replay(sessions, drafter, **{"end_id": END, "costs": COST, **options})
 
 
 SESSIONS = make_sessions()
@@ -73,7 +96,7 @@ class Oracle(OracleDrafter):
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
 def test_a_token_counts_twice_or_never(batch: int) -> None:
-    done = replay(SESSIONS, Oracle(), end_id=END, batch=batch, seed=1, max_draft=6)
+    done = replay(SESSIONS, Oracle(), batch=batch, seed=1, max_draft=6)
     emitted = Counter[str]()
     for step in done.steps:
         emitted[step.call.id] += step.round.emitted
@@ -82,7 +105,7 @@ def test_a_token_counts_twice_or_never(batch: int) -> None:
 
 def test_a_draft_is_accepted_up_to_another_place_than_its_first_wrong_token() -> None:
     drafter = Oracle()
-    done = replay(SESSIONS, drafter, end_id=END, max_draft=6)
+    done = replay(SESSIONS, drafter, max_draft=6)
     right = {name.partition(" ")[2]: iter(found) for name, found in drafter.right.items()}
     for step in done.steps:
         assert step.round.accepted == next(right[step.call.id])
@@ -91,7 +114,7 @@ def test_a_draft_is_accepted_up_to_another_place_than_its_first_wrong_token() ->
 
 def test_a_later_call_runs_before_the_drafter_saw_the_earlier_ones() -> None:
     drafter = Oracle()
-    replay(SESSIONS, drafter, end_id=END, batch=8, max_draft=6)
+    replay(SESSIONS, drafter, batch=8, max_draft=6)
     started = [name for kind, name in drafter.log if kind == "start"]
     for place, name in enumerate(started):
         slot, _, call_id = name.partition(" ")
@@ -105,16 +128,16 @@ def test_a_later_call_runs_before_the_drafter_saw_the_earlier_ones() -> None:
 
 def test_sessions_stay_open_behind_their_last_call() -> None:
     drafter = Oracle()
-    replay(SESSIONS, drafter, end_id=END, seed=2)
+    replay(SESSIONS, drafter, seed=2)
     assert sorted(key.session for key in drafter.closed) == sorted(s[0].session for s in SESSIONS)
 
 
 def test_goodput_is_not_tokens_over_the_cost_of_full_batches() -> None:
-    done = replay(SESSIONS, Oracle(), end_id=END, cost=COST, max_draft=6)
-    seconds = [COST.step(1 + step.round.drafted) for step in done.steps]
+    done = replay(SESSIONS, Oracle(), costs=COST, max_draft=6)
+    seconds = [step_cost(COST, 1, 1 + step.round.drafted) for step in done.steps]
     assert [step.cost for step in done.steps] == seconds
     counts = total(tally(done).values())
-    expected = sum(s.round.emitted for s in done.steps) / sum(seconds) * COST.step(1)
+    expected = sum(s.round.emitted for s in done.steps) / sum(seconds) * step_cost(COST, 1, 1)
     assert counts.goodput_vs_plain(1, COST) == pytest.approx(expected)
 
 
@@ -124,7 +147,7 @@ def test_plain_decoding_is_not_worth_one() -> None:
             return [Draft() for _ in views]
 
     for batch in (1, 4):
-        done = replay(SESSIONS, Plain(), end_id=END, batch=batch, cost=COST)
+        done = replay(SESSIONS, Plain(), batch=batch, costs=COST)
         counts = total(tally(done).values())
         assert counts.goodput_vs_plain(batch, COST) == pytest.approx(1)
         assert (counts.tokens_per_step, counts.accept_length, counts.rejection_rate) == (
@@ -135,14 +158,14 @@ def test_plain_decoding_is_not_worth_one() -> None:
 
 
 def test_the_cost_of_drafting_is_left_out() -> None:
-    kwargs = {"end_id": END, "batch": 2, "max_draft": 3, "cost": COST}
+    kwargs = {"end_id": END, "batch": 2, "max_draft": 3, "costs": COST}
     free = replay(SESSIONS, Oracle(), **kwargs)
     dear = replay(SESSIONS, Oracle(), drafting_cost=lambda: 0.5, **kwargs)
     assert [s.cost + 0.25 for s in free.steps] == pytest.approx([s.cost for s in dear.steps])
 
 
 def test_sums_differ_from_the_metrics_of_the_rounds() -> None:
-    done = replay(SESSIONS, Oracle(), end_id=END, batch=2, max_draft=6)
+    done = replay(SESSIONS, Oracle(), batch=2, max_draft=6)
     rounds, cells = [step.round for step in done.steps], tally(done)
     counts = total(cells.values())
     assert counts.tokens_per_step == tokens_per_step(rounds)
@@ -165,14 +188,13 @@ def test_sums_differ_from_the_metrics_of_the_rounds() -> None:
 
 
 def test_calls_of_one_token_are_stepped_over_forever() -> None:
-    call = Call("s#1", "s", "g", "a", "main", 1, False, (), [[1, 2]], [END])
-    longer = Call("s#2", "s", "g", "a", "main", 2, False, (), [[1, 2, END]], [3, END])
-    drafter = AutomatonDrafter()
-    done = replay([[call, longer]], drafter, end_id=END)
+    call = Call("s#1", "s", "s", "g", "a", "main", 1, False, (), [[1, 2]], [END])
+    longer = Call("s#2", "s", "s", "g", "a", "main", 2, False, (), [[1, 2, END]], [3, END])
+    done = replay([[call, longer]], build("sam"))
     assert [step.round.emitted for step in done.steps] == [1]
 
 
-# ---- the plain drafters --------------------------------------------------------------------------
+# ---- drafters under replay ---------------------------------------------------------------------
 
 
 def first_occurrence(tokens: list[int], sizes: range, num_draft: int) -> list[int]:
@@ -192,76 +214,72 @@ def longest_recent(tokens: list[int]) -> list[int]:
     return []
 
 
-class Checked(AutomatonDrafter):
-    """Compares another drafter's drafts with a search over the whole text."""
+def compared(drafter: Drafter, slow: Callable[[list[int]], list[int]], batch: int) -> int:
+    """Replays, comparing each draft with a search over the whole text; how many there were."""
+    propose, count = drafter.propose, 0
 
-    def __init__(self, drafter: AutomatonDrafter | PromptLookup, slow: object) -> None:
-        self.drafter, self.slow, self.num_compared = drafter, slow, 0
-
-    def start(self, request: Request) -> None:
-        self.drafter.start(request)
-
-    def propose(self, views: list[View]) -> list[Draft]:
-        drafts = self.drafter.propose(views)
+    def checked(views: list[View]) -> list[Draft]:
+        nonlocal count
+        drafts = propose(views)
         for view, draft in zip(views, drafts, strict=True):
             if view.max_draft > 1:
-                assert draft.tokens == self.slow(list(view.tokens))[: view.max_draft]  # pyright: ignore
-                self.num_compared += 1
+                assert draft.tokens == slow(list(view.tokens))[: view.max_draft]
+                count += 1
         return drafts
 
-    def observe(self, request: Request, draft: Draft, verdict: object) -> None:
-        self.drafter.observe(request, draft, verdict)  # pyright: ignore
-
-    def finish(self, request: Request) -> None:
-        self.drafter.finish(request)
-
-    def close(self, session: SessionKey) -> None:
-        self.drafter.close(session)
+    drafter.propose = checked
+    replay(SESSIONS, drafter, batch=batch)
+    return count
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_prompt_lookup_copies_another_place_than_the_first(batch: int) -> None:
-    slow = lambda tokens: first_occurrence(tokens, range(3, 0, -1), 7)  # noqa: E731
-    drafter = Checked(PromptLookup(7, min_n=1, max_n=3), slow)
-    replay(SESSIONS, drafter, end_id=END, batch=batch)
-    assert drafter.num_compared > 100
+    drafter = PromptLookup(7, min_n=1, max_n=3)
+    num_drafts = compared(
+        drafter, lambda tokens: first_occurrence(tokens, range(3, 0, -1), 7), batch
+    )
+    assert num_drafts > 100
 
 
-@pytest.mark.parametrize("make", [AutomatonDrafter, SessionAutomaton])
-def test_an_automaton_drafts_otherwise_than_a_search_over_its_text(make: type) -> None:
-    """A session whose prompts go on from one another drafts as each call alone does."""
-    drafter = Checked(make(), longest_recent)
-    replay(SESSIONS, drafter, end_id=END, batch=2)
-    assert drafter.num_compared > 100
+@pytest.mark.parametrize("history", ["call", "session"])
+def test_sessions_of_one_scope_draft_otherwise_than_a_search_over_the_call(history: str) -> None:
+    assert compared(build("sam", {"history": history}), longest_recent, 2) > 100
 
 
-def test_own_output_alone_drafts_from_the_prompt() -> None:
-    call = Call("s#1", "s", "g", "a", "main", 1, False, (), [[1, 2, 3, 4]], [1, 2, 3, 4, END])
-    (own,) = (replay([[call]], AutomatonDrafter(prompt=False), end_id=END),)
-    assert [step.round.drafted for step in own.steps] == [0, 0, 0, 0]
+# ---- the simulated partner ---------------------------------------------------------------------
 
 
-def test_a_text_in_two_scopes_is_indexed_twice() -> None:
-    shared, output = list(range(20)), [5, 6, 7, 8, END]
-    first = Call("s#1", "s", "g", "a", "main", 1, False, (), [shared], output)
-    again = [*shared, *output, 30]
-    other = Call("s#2", "s", "g", "b", "search", 2, False, (), [[40, 41]], [5, 6, 7, END])
-    back = Call("s#3", "s", "g", "a", "main", 3, False, (), [again], [8, END])
-    sizes = []
-
-    class Measured(SessionAutomaton):
-        def finish(self, request: Request) -> None:
-            super().finish(request)
-            sizes.append(len(self._sessions[request.session].automaton))
-
-    replay([[first, other, back]], Measured(), end_id=END)
-    new = [len(shared) + len(output), 1 + 2 + 4, 1 + 1 + 2]  # an end of segment before the others
-    assert [b - a for a, b in itertools.pairwise([1, *sizes])][:3] == new
+def test_the_simulated_draft_model_is_accepted_at_other_rates() -> None:
+    draw = random.Random(3)
+    output = [draw.randrange(500) for _ in range(20_000)]
+    call = Call("s#1", "s", "s", "g", "a", "main", 1, False, (), [[1]], output)
+    partner = SimulatedDrafter({"s#1": output}, cost=0.1, cost_per_request=0.01)
+    done = replay([[call]], partner, drafting_cost=partner.take_cost)
+    rounds = [step.round for step in done.steps]
+    found = [rate or 0.0 for rate in metrics.conditional_acceptance_by_position(rounds)]
+    assert found == pytest.approx(RATES, abs=0.03)
+    assert tokens_per_step(rounds) == pytest.approx(3.27, abs=0.05)
+    assert done.steps[0].cost == pytest.approx(step_cost(COST, 1, 8) + 0.11)
 
 
-def test_the_common_prefix_is_one_off() -> None:
-    draw = random.Random(1)
-    for _ in range(500):
-        left, right = ([draw.randrange(2) for _ in range(draw.randrange(9))] for _ in range(2))
-        n = common_prefix(left, right)
-        assert left[:n] == right[:n] and (n == min(len(left), len(right)) or left[n] != right[n])
+def test_the_simulated_draft_model_draws_anew_for_another_drafter() -> None:
+    def accepted(seed: int, max_draft: int) -> list[int]:
+        outputs = {name: call.output for name, call in CALLS.items()}
+        drafter = SimulatedDrafter(outputs, seed=seed)
+        proposed: dict[tuple[str, int], int] = {}
+        propose = drafter.propose
+
+        def kept(views: list[View]) -> list[Draft]:
+            drafts = propose(views)
+            for view, draft in zip(views, drafts, strict=True):
+                name = view.request.id.partition(" ")[2]
+                done = len(view.tokens) - len(view.request.prompt)
+                proposed[name, done] = agreement(draft.tokens, outputs[name][done:])
+            return drafts
+
+        drafter.propose = kept
+        replay(SESSIONS, drafter, max_draft=max_draft)
+        return [proposed.get((name, 1), -1) for name in CALLS]
+
+    assert accepted(0, 7) == accepted(0, 9)
+    assert accepted(0, 7) != accepted(1, 7)
