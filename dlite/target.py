@@ -72,12 +72,13 @@ class TargetModel:
 
     @torch.no_grad()
     def logits(self, hidden_D: Tensor, head_VD: Tensor | None = None) -> Tensor:
-        """Float32 logits [..., V] from hidden states after the final norm.
+        """Logits [..., V], in float32 at least, from hidden states after the final norm.
 
         `head_VD`: rows of the LM head to read in place of all (a pruned draft vocabulary's).
         """
         head_VD = self.head_weight_VD if head_VD is None else head_VD
-        logits_V = F.linear(hidden_D, head_VD).float()
+        logits_V = F.linear(hidden_D, head_VD)
+        logits_V = logits_V.to(torch.promote_types(logits_V.dtype, torch.float32))
         if self._softcap is not None:
             logits_V = self._softcap * torch.tanh(logits_V / self._softcap)
         return logits_V

@@ -85,6 +85,7 @@ class OptimConfig:
     warmup_ratio: float = 0.04
     batch_size: int = 32  # samples in an optimizer step, over all ranks and micro-batches
     micro_batch_size: int = 0  # samples in one forward of one rank; 0: all of its share
+    micro_batch_tokens: int = 0  # > 0: in place of it, packed tokens in one forward of one rank
     anchors_per_sample: int = 512
     gamma: float = 4.0
 
@@ -103,7 +104,7 @@ class TrainConfig:
     mixed_precision: str = "no"  # or "bf16": float32 masters, bfloat16 compute
     log_every: int = 10  # optimizer steps
     eval_every: int = 200
-    save_every: int = 500
+    save_every: int = 500  # optimizer steps
     keep_states: int = 2
     tracker: str | None = None  # "wandb", "tensorboard"
     resume: bool = True

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dlite.model.config import DraftConfig, default_tap_ids
 from dlite.model.drafter import Blocks, DraftModel
-from dlite.model.losses import LogProbs, target_log_probs, vocab_loss
+from dlite.model.losses import LogProbs, target_log_probs, vocab_loss, wide
 from dlite.model.vocab import vocab_maps
 from dlite.target import TargetModel
 from train.batches import Batch
@@ -140,7 +140,7 @@ def _log_probs(teacher: DraftModel, batch: Batch) -> LogProbs:
 
     @torch.no_grad()
     def log_probs(rows: slice) -> Tensor:
-        return (features_NF[rows] @ weight_VF.T).float().log_softmax(-1)
+        return wide(features_NF[rows] @ weight_VF.T).log_softmax(-1)
 
     return log_probs
 
