@@ -1,4 +1,4 @@
-"""Several processes are one: the same losses, gradients and weights, the same data, no rank alone."""
+"""Several processes are one: the same losses, weights and data, and no rank alone."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from train_worker import Done, launch, steps
-
-from train.data import Sample
-from train.packing import deal
+from train_worker import Done, steps
 
 MIXED = {"name": "mixed", "context": "taps+history", "epochs": 4}
 LOSS = {"ce": 0.5, "tv": 1.0, "tau": 0.1}

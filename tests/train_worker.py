@@ -1,4 +1,4 @@
-"""Optimizer steps of one stage, by one process or several: `torchrun ... train_worker.py FOLDER`.
+"""Optimizer steps of one stage, by one process or by several: `train_worker.py FOLDER`.
 
 FOLDER/job.json holds the settings; rank 0 writes FOLDER/done.json and FOLDER/weights.safetensors.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -40,17 +42,32 @@ def steps(folder: Path, settings: dict[str, Any], world: int, **environment: str
 
 def launch(
     world: int, command: list[str], *, check: bool = True, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """`python COMMAND` under torchrun on a free port, or alone."""
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc_per_node={world}"]
-    if world == 1:
-        launcher, command = [], ["-m" if command[0] == "train.run" else command[0], *command[1:]]
+) -> list[subprocess.CompletedProcess[str]]:
+    """`python COMMAND` as `world` ranks, started as a launcher starts them; waits for all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    full = [sys.executable, *(["-m", *launcher] if launcher else []), *command]
-    done = subprocess.run(
-        full, env=env | environment, cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert not check or done.returncode == 0, done.stderr[-3000:]
+    ranks = []
+    for rank in range(world):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        own = {k: str(v) for k, v in place.items()} if world > 1 else {}
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                env=env | own | environment,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    done = []
+    for rank in ranks:
+        out, error = rank.communicate(timeout=400)
+        done.append(subprocess.CompletedProcess(command, rank.returncode, out, error))
+    assert not check or not any(d.returncode for d in done), done[0].stderr[-3000:]
     return done
 
 
@@ -81,5 +98,30 @@ def main(folder: Path) -> None:
     run.accelerator.end_training()
 
 
+def whole_run(settings: Path, sigterm_at: int | None) -> None:
+    """A whole run; rank 1 sends itself SIGTERM in the step given."""
+    from train import run as program
+    from train.config import check
+    from train.loop import Fit
+    from train.signals import Interrupted
+
+    original = Fit.step
+
+    def step(self: Fit, number: int) -> Any:
+        if number == sigterm_at and self.rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, number)
+
+    Fit.step = step
+    try:
+        program.train(check(OmegaConf.create(json.loads(settings.read_text()))))  # pyright: ignore
+    except Interrupted:
+        assert sigterm_at is not None
+    torch.distributed.destroy_process_group()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "--run":
+        whole_run(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+    else:
+        main(Path(sys.argv[1]))
