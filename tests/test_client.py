@@ -98,6 +98,16 @@ def test_a_row_that_the_server_refuses_is_left_out_and_said(
     assert "left out: 1 the server refuses it: HTTP 400" in capsys.readouterr().out
 
 
+def test_rows_without_text_need_a_server_that_tells_its_ids(
+    prompts: Path, tmp_path: Path, tiny_target: TargetModel
+) -> None:
+    with (
+        serving(tiny_target, tells_ids=False) as server,
+        pytest.raises(ValueError, match="text=false, but the server gives no token ids"),
+    ):
+        ask(server.url, prompts, tmp_path / "out.jsonl", "text=false")
+
+
 def test_a_wrong_model_name_ends_the_run_at_once(
     prompts: Path, tmp_path: Path, tiny_target: TargetModel
 ) -> None:

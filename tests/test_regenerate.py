@@ -71,6 +71,15 @@ def test_training_reads_the_prompt_and_the_ids_as_they_were_generated(
     assert "p1" in {sample.id for sample in samples}
 
 
+def test_rows_without_text_give_the_same_samples(
+    tiny_folder: Path, prompts: Path, tmp_path: Path, tiny_target: TargetModel
+) -> None:
+    run(tiny_folder, prompts, full := tmp_path / "full.jsonl")
+    rows = by_id(run(tiny_folder, prompts, bare := tmp_path / "bare.jsonl", "text=false"))
+    assert all(row["messages"][-1]["role"] == "user" for row in rows.values())
+    assert load_samples(bare, tiny_target).samples == load_samples(full, tiny_target).samples
+
+
 def test_sampled_answers_depend_on_seed_and_id_not_on_batch_or_interruption(
     tiny_folder: Path, prompts: Path, tmp_path: Path
 ) -> None:

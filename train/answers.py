@@ -42,7 +42,9 @@ class AnswerFile:
 
     def append(self, row: dict[str, Any]) -> None:
         assert row["id"] not in self.ids, row["id"]
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._file.write(
+            json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        )
         self._file.flush()
         os.fsync(self._file.fileno())
         self.ids.add(row["id"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from train.rows import Rejected, chat, read_rows, reasons, row_id
+from train.rows import Rejected, chat, prompt, read_rows, reasons, row_id
 from train.supervision import Masked, render, supervise
 
 if TYPE_CHECKING:
@@ -173,15 +173,13 @@ def _answered(
     row: dict[str, Any], target: TargetModel, template_kwargs: dict[str, Any], *, cut: bool
 ) -> Masked:
     """The prompt rendered, and behind it the very ids that the target generated."""
-    conversation = chat(row)
-    if conversation.messages[-1]["role"] != "assistant":
-        raise Rejected("answer_ids, but the last message is no answer")
+    conversation = prompt(row)
     answer = _check_ids(row["answer_ids"], target)
     if answer and not cut and answer[-1] not in target.eos_ids:
         raise Rejected("finish_reason is stop, but answer_ids end in no end token of the target")
     kwargs = conversation.kwargs(template_kwargs)
-    prompt = render(target.render, conversation.messages[:-1], **kwargs)
-    return prompt + answer, [False] * len(prompt) + [True] * len(answer)
+    before = render(target.render, conversation.messages, **kwargs)
+    return before + answer, [False] * len(before) + [True] * len(answer)
 
 
 def _check_ids(ids: Any, target: TargetModel) -> list[int]:

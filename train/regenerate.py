@@ -54,6 +54,7 @@ class Config:
     top_p: float = 1.0
     seed: int = 0
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    text: bool = True  # false: a row has the prompt and `answer_ids` only, half the size
     limit: int | None = None
     overwrite: bool = False
     server: str | None = None
@@ -87,6 +88,7 @@ class Progress:
 
     def __init__(self, file: AnswerFile, chats: dict[str, Chat], config: Config) -> None:
         self.file, self.chats, self.kwargs = file, chats, config.template_kwargs
+        self.text = config.text
         self.num_tokens = self.num_rows = 0
         self.rejected: Counter[str] = Counter()
         self.start = time.perf_counter()
@@ -102,9 +104,13 @@ class Progress:
         answer_ids: list[int] | None,
     ) -> None:
         chat = self.chats[name]
-        row: dict[str, Any] = {"id": name, "messages": [*chat.messages, message]}
+        row: dict[str, Any] = {"id": name, "messages": chat.messages}
         if answer_ids is not None:
             row["answer_ids"] = answer_ids
+        elif not self.text:
+            raise ValueError("text=false, but the server gives no token ids; use text=true")
+        if self.text:
+            row["messages"] = [*chat.messages, message]
         row["finish_reason"] = finish_reason
         if chat.tools:
             row["tools"] = chat.tools
