@@ -14,7 +14,7 @@ from train.batches import assemble
 from train.data import Sample, anchors
 from train.rollout import walk
 from train.stages import Stage
-from train.states import States
+from train.states import KeptStates, LiveStates, States
 
 ANCHORS_PER_SAMPLE = 16
 
@@ -41,14 +41,19 @@ def draft_for(
     model = stage.model
     with_history = model.config.context != "taps"
     model.eval()
-    rounds = walk(model, samples, states, with_history=with_history)
+    rounds: list[Round] = []
     stats: dict[str, Tensor] = {}
+    if not isinstance(states, LiveStates):
+        rounds = walk(model, samples, states, with_history=with_history)
     for i in range(0, len(samples), 8):
-        part = samples[i : i + 8]
+        part, source = samples[i : i + 8], states
+        if isinstance(states, LiveStates):  # a walk reads the same states round after round
+            source = KeptStates(states, part)
+            rounds += walk(model, part, source, with_history=with_history)
         batch = assemble(
             part,
             [anchors(s, seed, -1, ANCHORS_PER_SAMPLE) for s in part],
-            states,
+            source,
             model.config,
             t2draft_V,
             with_history=stage.with_history,

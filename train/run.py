@@ -28,9 +28,9 @@ from train import distributed
 from train.config import StageConfig, TrainConfig, check
 from train.data import Sample, load_samples, token_counts
 from train.loop import Data, Fit, num_steps
-from train.plan import print_plan
+from train.plan import measured_plan, outlined_plan, print_plan
 from train.signals import Interrupted, Stop
-from train.stages import Stage, build_model, draft_config
+from train.stages import Stage, build_model, compile_mlps, draft_config
 from train.state import Position, latest, write_atomically
 from train.states import LiveStates, MemoryStates, States
 
@@ -93,7 +93,12 @@ class Run:
             named = next(s for s in self.config.stages if s.name == stage.teacher)
             teacher = self.fresh(named) if random else self.load(stage.teacher)
             teacher.eval().requires_grad_(False)
-        return Stage(stage, model, self.target, teacher, self.config.optim.gamma)
+        made = Stage(stage, model, self.target, teacher, self.config.optim.gamma)
+        made.form = self.config.history_attention
+        model.checkpointing = self.config.activation_checkpointing
+        if self.config.compile:
+            compile_mlps(model)
+        return made
 
     def fresh(self, stage: StageConfig) -> DraftModel:
         return build_model(
@@ -178,10 +183,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def train(config: TrainConfig) -> None:
+    if config.run == "plan" and config.plan.samples:
+        print_plan(outlined_plan(config), config, Path(config.output) / config.name)
+        return
     run = Run(config)
     run.folder.mkdir(parents=True, exist_ok=True)
     if config.run == "plan":
-        print_plan(run)
+        print_plan(measured_plan(run), config, run.folder)
         return
     found = latest(run.folder / "state") if config.resume else None
     if run.accelerator.is_main_process:

@@ -148,9 +148,12 @@ class _Chunked(torch.autograd.Function):
         wider = torch.promote_types(weight_VF.dtype, torch.float32)
         grad_weight = torch.zeros_like(weight_VF, dtype=wider) if needs[1] else None
         total = torch.zeros((), device=features_NF.device, dtype=wider)
+        device = features_NF.device.type
         for start in range(0, len(features_NF), chunk):
             rows = slice(start, min(start + chunk, len(features_NF)))
-            with torch.enable_grad():
+            # Under autocast the product would be rounded to bfloat16: a TV gradient is then off by
+            # a quarter where p and q overlap by 0.98 (scripts/gpu_check).
+            with torch.enable_grad(), torch.autocast(device, enabled=False):
                 features = features_NF[rows].detach().requires_grad_(needs[0])
                 weight = weight_VF.detach().requires_grad_(needs[1])
                 loss = block_loss(wide(features.to(weight.dtype) @ weight.T), rows)
