@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -104,6 +105,24 @@ def load_model(name: str, *, dtype: str, device: str, revision: str | None) -> t
             f"({', '.join(absent[:3])}); they would be random, so download the weights again"
         )
     return model.to(device).eval().requires_grad_(False), tokenizer
+
+
+def load_outline(name: str, *, dtype: str) -> tuple[Any, Any]:
+    """The architecture on the meta device, from `config.json` alone, and the tokenizer."""
+    if name in PACKAGED or name.endswith(".gguf"):
+        raise ValueError(f"{name} is a GGUF file, whose config is in it; plan on its data instead")
+    try:
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"target {name!r} can't be read: {reason}") from None
+    family_of(config.model_type, name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=DTYPES[dtype], attn_implementation=attention.NAME
+        )
+    return model.eval().requires_grad_(False), tokenizer
 
 
 def _from_safetensors(

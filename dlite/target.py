@@ -13,7 +13,7 @@ from torch import Tensor
 from dlite.families import family_of
 from dlite.fingerprint import fingerprint
 from dlite.kv_cache import KVCache
-from dlite.loading import load_model
+from dlite.loading import load_model, load_outline
 from dlite.taps import check_taps, tapped
 
 CAPTURE_TOKENS = 4096  # padded tokens per forward of `capture`; bounds its memory, changes no value
@@ -65,6 +65,12 @@ class TargetModel:
         model, tokenizer = load_model(name, dtype=dtype, device=device, revision=revision)
         return cls(model, tokenizer, name)
 
+    @classmethod
+    def outline(cls, name: str, *, dtype: str = "bfloat16") -> TargetModel:
+        """Sizes and tokenizer without weights (they lie on the meta device): to plan a run."""
+        model, tokenizer = load_outline(name, dtype=dtype)
+        return cls(model, tokenizer, name)
+
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings [..., D], scaled as the model scales them."""
@@ -72,12 +78,13 @@ class TargetModel:
 
     @torch.no_grad()
     def logits(self, hidden_D: Tensor, head_VD: Tensor | None = None) -> Tensor:
-        """Float32 logits [..., V] from hidden states after the final norm.
+        """Logits [..., V], in float32 at least, from hidden states after the final norm.
 
         `head_VD`: rows of the LM head to read in place of all (a pruned draft vocabulary's).
         """
         head_VD = self.head_weight_VD if head_VD is None else head_VD
-        logits_V = F.linear(hidden_D, head_VD).float()
+        logits_V = F.linear(hidden_D.to(head_VD.dtype), head_VD)
+        logits_V = logits_V.to(torch.promote_types(logits_V.dtype, torch.float32))
         if self._softcap is not None:
             logits_V = self._softcap * torch.tanh(logits_V / self._softcap)
         return logits_V
@@ -141,8 +148,10 @@ class TargetModel:
         return self._run(tokens_BT, starts, tap_ids, cache=cache, use_cache=True)
 
     @torch.no_grad()
-    def capture(self, ids: list[list[int]], layer_ids: Sequence[int]) -> list[Tensor]:
-        """Hidden states [S, L, D] on the CPU of each sequence, layers in the order asked for.
+    def capture(
+        self, ids: list[list[int]], layer_ids: Sequence[int], *, device: torch.device | str = "cpu"
+    ) -> list[Tensor]:
+        """Hidden states [S, L, D] of each sequence on `device`, layers in the order asked for.
 
         Raises ValueError for a sequence beyond the target's longest and for broken states.
         """
@@ -155,7 +164,7 @@ class TargetModel:
             assert out.taps_BTLD is not None
             for row, (i, length) in enumerate(zip(batch, lengths, strict=True)):
                 check_taps(out.taps_BTLD[row, :length], layer_ids)
-                taps[i] = out.taps_BTLD[row, :length].to("cpu", copy=True)
+                taps[i] = out.taps_BTLD[row, :length].to(device, copy=True)
         return taps
 
     def pad(self, rows: Sequence[Sequence[int]]) -> Tensor:

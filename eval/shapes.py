@@ -42,6 +42,7 @@ PRESETS = {
     "tiny": Sizes(4, 4, 64, 128, 4, 2, 16, 512),
     "smollm2": Sizes(30, 8, 576, 1536, 9, 3, 64, 49152),
     "qwen3-4b": Sizes(36, 12, 2560, 9728, 32, 8, 128, 151936, qk_norm=True),
+    "qwen3-8b": Sizes(36, 14, 4096, 12288, 32, 8, 128, 151936, qk_norm=True),
 }
 
 HISTORY: dict[str, Any] = {"context": "history", "composition": "feature", "history_window": 0}

@@ -4,6 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,12 @@ import pytest
 import torch
 from chat_rows import load, marked, talk
 
+from dlite.config import parse
 from dlite.target import TargetModel
+from train import rows
+from train.corpus_check import Check, check
 from train.data import Sample, anchors, check_mask_id, load_samples, token_counts
+from train.presets import PRESETS, Part
 
 ROOT = Path(__file__).parents[1]
 
@@ -31,7 +38,7 @@ def test_rows_that_cannot_be_used_are_counted_by_reason_and_do_not_stop_the_run(
     rows = [
         ('{"id": "torn", "messages": [{"role"', "broken JSON"),
         ("[1, 2]", "not a JSON object"),
-        ({"text": "Hi"}, "no messages"),
+        ({"txt": "Hi"}, "no messages"),
         ({"messages": talk("Hi")}, "no assistant turn"),
         ({"messages": narrator}, "unknown role 'narrator'"),
         ({"messages": [{"content": "Hi"}]}, "unknown role 'None'"),
@@ -209,3 +216,68 @@ def test_a_placeholder_that_means_something_is_refused(
     with pytest.raises(ValueError, match=f"mask_token_id {mask_id} {fault}"):
         check_mask_id(mask_id, samples, tiny_target)
     check_mask_id(10, samples, tiny_target)
+
+
+# Plain text, presets, the check
+
+
+def test_plain_text_supervises_every_token_that_something_precedes(
+    tmp_path: Path, tiny_target: TargetModel
+) -> None:
+    (sample,) = load(tmp_path, tiny_target, {"text": "the quick brown fox"}).samples
+    assert marked(sample, tiny_target).count("[[") == 1
+    assert sample.loss_mask == [i > 0 for i in range(len(sample.input_ids))]
+
+
+def test_a_preset_streams_the_named_rows_of_each_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F7. The hub is not asked: what would be read of it is."""
+    asked: list[tuple[str, str]] = []
+
+    def hub(name: str, split: str) -> Iterator[dict[str, Any]]:
+        asked.append((name, split))
+        return ({"prompt": f"{name} {split} {i}"} for i in count())
+
+    monkeypatch.setattr(rows, "_read_hub", hub)
+    small = {
+        name: [Part(part.hub, part.split, 3) for part in parts] for name, parts in PRESETS.items()
+    }
+    monkeypatch.setattr(rows, "PRESETS", small)
+    assert len(list(rows.read_rows("dlite-paper", Counter()))) == 15
+    assert len(set(asked)) == 5
+    sizes = {name: sum(part.num_rows for part in parts) for name, parts in PRESETS.items()}
+    assert sizes == {
+        "open-perfectblend": 1_300_000,
+        "nemotron-v2": 600_000,
+        "dlite-paper": 1_900_000,
+    }
+
+
+def test_check_counts_what_training_would_reject(
+    tmp_path: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F8."""
+    lines = [
+        {"id": 1, "messages": talk("Hi", "Hello there")},
+        {"id": 2, "input_ids": [5, 6, 7, 8], "loss_mask": [0, 1, 1, 1]},
+        {"id": 3, "input_ids": [5, 6, 7], "loss_mask": [0, 0, 0]},
+        {"id": 4, "input_ids": [5, 6], "loss_mask": [0, 1, 1]},
+        {"id": 5, "input_ids": [5, 9999], "loss_mask": [0, 1]},
+    ]
+    file, out = tmp_path / "rows.jsonl", tmp_path / "deep" / "report.json"
+    file.write_text("\n".join(map(json.dumps, lines)) + "\n{torn")
+    check(parse(Check, [f"target={tiny_folder}", f"data={file}", f"out={out}"]))
+    report = json.loads(out.read_text())
+    assert report["samples"] == 2
+    assert report["rejected"] == dict.fromkeys(
+        (
+            "no supervised tokens",
+            "input_ids and loss_mask differ in length",
+            "a token id is outside the target's vocabulary",
+            "broken JSON",
+        ),
+        1,
+    )
+    assert report["anchors_an_epoch"] == report["supervised_tokens"] - 2
+    assert "1  broken JSON" in capsys.readouterr().out

@@ -57,6 +57,23 @@ def label_rows(anchor_A: Tensor, sample: Sample, num_draft: int) -> tuple[Tensor
     return position_AK, (inside_AK & mask_S[position_AK]).cumprod(-1).bool()
 
 
+def supervision(
+    samples: Sequence[Sample],
+    anchors: Sequence[Sequence[int]],
+    num_draft: int,
+    t2draft_V: Tensor,
+) -> Labels:
+    """Labels of all anchors without the target's states: enough for their weights."""
+    labels, valid = [], []
+    for sample, drawn in zip(samples, anchors, strict=True):
+        anchor_A = torch.tensor(list(drawn), dtype=torch.long)
+        position_AK, valid_AK = label_rows(anchor_A, sample, num_draft)
+        labels.append(torch.tensor(sample.input_ids)[position_AK])
+        valid.append(valid_AK)
+    label_AK = torch.cat(labels)
+    return Labels(label_AK, t2draft_V[label_AK], torch.cat(valid), torch.empty(0))
+
+
 def assemble(
     samples: Sequence[Sample],
     anchors: Sequence[Sequence[int]],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
-
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING, Any
 
 from dlite.model.losses import LossWeights
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+MISSING: Any = "???"  # OmegaConf's word for it
 
 
 @dataclass
@@ -85,8 +87,21 @@ class OptimConfig:
     warmup_ratio: float = 0.04
     batch_size: int = 32  # samples in an optimizer step, over all ranks and micro-batches
     micro_batch_size: int = 0  # samples in one forward of one rank; 0: all of its share
+    micro_batch_tokens: int = 0  # > 0: in place of it, packed tokens in one forward of one rank
     anchors_per_sample: int = 512
     gamma: float = 4.0
+
+
+@dataclass
+class PlanConfig:
+    """`run=plan` without data or weights, from the target's config alone: set `samples`."""
+
+    samples: int = 0  # of the run; 0: read data.train, load the target, time two steps
+    tokens_per_sample: int = 4096
+    gpus: int = 1
+    gpu_teraflops: float = 989.0  # dense bfloat16 peak of an H100, H200 or H800
+    mfu: float = 0.3  # share of it that a run reaches: an assumption; the log says what yours is
+    dollars_per_gpu_hour: float = 2.5  # an assumption too
 
 
 @dataclass
@@ -96,14 +111,18 @@ class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     stages: list[StageConfig] = MISSING
     output: str = "runs"
     run: str = "train"  # or "plan": say what it would take, and stop
     seed: int = 0
     mixed_precision: str = "no"  # or "bf16": float32 masters, bfloat16 compute
+    activation_checkpointing: bool = False  # less memory, a third more compute
+    compile: bool = False  # torch.compile of the draft's MLPs: one graph for every size
+    history_attention: str = "dense"  # or "flex" (CUDA): how the teacher reads its window
     log_every: int = 10  # optimizer steps
     eval_every: int = 200
-    save_every: int = 500
+    save_every: int = 500  # optimizer steps
     keep_states: int = 2
     tracker: str | None = None  # "wandb", "tensorboard"
     resume: bool = True
@@ -111,6 +130,7 @@ class TrainConfig:
 
 CHOICES = {
     "run": ("train", "plan"),
+    "history_attention": ("dense", "flex"),
     "mixed_precision": ("no", "bf16"),
     "tracker": (None, "wandb", "tensorboard"),
     "data.states": ("live", "memory"),
@@ -124,6 +144,9 @@ def check(composed: DictConfig) -> TrainConfig:
     Raises ValueError in one line for an unknown key, a wrong type, a missing value, or stages that
     do not follow from one another.
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), composed))
     except OmegaConfBaseException as error:

@@ -49,9 +49,9 @@ def load_samples(
     """Samples of JSONL files or hub ids, and how many rows were rejected for which reason.
 
     A row has `input_ids` and `loss_mask`, or `messages` with the target's exact `answer_ids`, or
-    `messages` / `conversations`, whose assistant turns are all supervised. Longer sequences are
-    cut to `max_length` (None: the target's). The first `limit` rows are read. Raises ValueError
-    when no sample is left, and for answers made with other `template_kwargs` than these.
+    `messages` / `conversations`, whose assistant turns are all supervised, or plain `text`. Longer
+    sequences are cut to `max_length` (None: the target's). The first `limit` rows are read. Raises
+    ValueError when no sample is left, and for answers made with other `template_kwargs`.
     """
     longest = min(max_length or target.max_length, target.max_length)
     samples: list[Sample] = []
@@ -75,6 +75,18 @@ def load_samples(
         samples += [Sample(i, *sequence) for i, sequence in zip(ids, cut, strict=True)]
     _report(sources, samples, rejected)
     return Corpus(samples, rejected)
+
+
+def main(argv: list[str]) -> None:
+    """`python -m train.data check target=... data=...`"""
+    from dlite import config
+    from train.corpus_check import Check, check
+
+    if argv[:1] != ["check"]:
+        print("usage: python -m train.data check target=NAME data=FILE,...", file=sys.stderr)
+        sys.exit(2)
+    sys.argv = argv
+    config.run(Check, check)
 
 
 def anchors(sample: Sample, seed: int, epoch: int, limit: int) -> list[int]:
@@ -121,6 +133,8 @@ def _masked(
 ) -> list[Masked]:
     if row.get("input_ids") is not None:
         return [_given(row, target)]
+    if isinstance(row.get("text"), str) and not row.keys() & {"messages", "conversations"}:
+        return [_plain_text(row["text"], target)]
     finish_reason = row.get("finish_reason") or "stop"
     if finish_reason not in ("stop", "length", "tool_calls"):
         raise Rejected(f"finish_reason {str(finish_reason)[:40]!r}")
@@ -147,6 +161,12 @@ def _given(row: dict[str, Any], target: TargetModel) -> Masked:
     if not all(value in (0, 1) for value in mask):
         raise Rejected("loss_mask is not binary")
     return ids, [bool(value) for value in mask]
+
+
+def _plain_text(text: str, target: TargetModel) -> Masked:
+    """No chat: every token but the first can be predicted, so every one is supervised."""
+    ids = target.tokenizer(text)["input_ids"]
+    return ids, [position > 0 for position in range(len(ids))]
 
 
 def _answered(
@@ -191,3 +211,7 @@ def _report(sources: object, samples: list[Sample], rejected: Counter[str]) -> N
             "or input_ids with a loss_mask"
         )
     print(f"{len(samples)} samples from {sources}; {summary}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

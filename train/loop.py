@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm import tqdm
 
-from dlite.rates import acceptance_by_position, conditional_acceptance_by_position
+from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
-from dlite.types import tokens_per_step
-from train.batches import Batch, assemble, num_steps_per_epoch, step_samples
+from train.batches import Batch, assemble, num_steps_per_epoch, step_samples, supervision
 from train.config import TrainConfig
 from train.data import Sample, anchors
+from train.distributed import accumulating, splits_weights, whole_weights
+from train.held_out import draft_for, summarise
 from train.optim import build_optimizer, learning_rate
-from train.rollout import walk
+from train.packing import deal
+from train.signals import Interrupted, Stop
 from train.stages import Stage, relabel, t2draft
-from train.state import Position, save_state
+from train.state import Position, Trained, save_state
 from train.states import States
 
 
@@ -33,6 +36,30 @@ class Data:
     train: Sequence[Sample]
     held_out: Sequence[Sample]
     states: States
+
+
+@dataclass(slots=True)
+class Part:
+    """A micro-batch to come. A `silent` one keeps its rank in step and trains nothing."""
+
+    samples: Sequence[Sample]
+    anchors: list[list[int]]
+    silent: bool = False
+
+
+@dataclass(slots=True)
+class Step:
+    """What an optimizer step did. `stats` and the counts are this rank's, the rest is global.
+
+    `stop` is the number of a signal that some rank got, else 0.
+    """
+
+    loss: float
+    grad_norm: float
+    stats: dict[str, Tensor]
+    num_anchors: int
+    num_tokens: int
+    stop: int = 0
 
 
 def num_steps(stage: Stage, data: Data, config: TrainConfig) -> int:
@@ -44,7 +71,8 @@ class Fit:
     """One stage on one rank. `run` trains it from step `start` to its end.
 
     Every step is a function of (weights, optimizer, step): the order of samples of (seed, epoch),
-    anchors of (seed, epoch, sample id), the learning rate of the step.
+    anchors of (seed, epoch, sample id), the learning rate of the step, whatever else is random of
+    (seed, step, rank). So it makes no difference where a run was interrupted.
     """
 
     def __init__(
@@ -55,94 +83,147 @@ class Fit:
         config: TrainConfig,
         accelerator: Accelerator,
         folder: Path,
+        *,
+        stop: Stop | None = None,
+        keep_best: Callable[[Stage, int, float], None] | None = None,
     ) -> None:
         self.data, self.target, self.config, self.folder = data, target, config, folder
         self.accelerator, self.stage = accelerator, stage
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.num_steps = num_steps(stage, data, config)
-        self.optimizer = build_optimizer(stage.parameters(), config.optim)
-        self.wrapped, self.optimizer = accelerator.prepare(stage, self.optimizer)
         self.t2draft_V = t2draft(stage.model)
         self.device = stage.model.norm.weight.device
+        self.optimizer = build_optimizer(stage.parameters(), config.optim)
+        self.wrapped, self.optimizer = accelerator.prepare(stage, self.optimizer)
+        self.trained = Trained(accelerator, self.wrapped, self.optimizer)
+        self.stop, self.keep_best = stop or Stop(), keep_best
 
     def run(self, start: int = 0) -> None:
-        stage, config = self.stage, self.config
+        """Raises Interrupted, with the state saved, after the step in which a signal came."""
         bar = tqdm(
             range(start, self.num_steps),
             initial=start,
             total=self.num_steps,
-            desc=stage.config.name,
+            desc=self.stage.config.name,
             disable=not self.accelerator.is_main_process,
         )
-        if start == 0:
-            self.evaluate(0)
+        self.evaluate(start)
+        began, num_anchors, num_tokens = time.perf_counter(), 0, 0
         for step in bar:
-            began = time.perf_counter()
-            loss, stats, num_anchors = self.step(step)
-            done = step + 1
-            if done % config.log_every == 0 or done == self.num_steps:
-                line = {"loss": loss, "lr": self.rate(step), **summarise(stats)}
-                line["anchors_per_second"] = num_anchors / (time.perf_counter() - began)
-                self.log(done, line)
-                bar.set_postfix(loss=f"{loss:.3f}", hit=f"{line['hit_by_position'][0]:.2f}")
-            if done % config.eval_every == 0 or done == self.num_steps:
-                self.evaluate(done)
-            if done % config.save_every == 0 and done < self.num_steps:
+            did, done = self.step(step), step + 1
+            num_anchors += did.num_anchors
+            num_tokens += did.num_tokens
+            if done % self.config.log_every == 0 or done == self.num_steps:
+                seconds = time.perf_counter() - began
+                self.log_step(done, did, num_anchors / seconds, num_tokens / seconds, bar)
+                began, num_anchors, num_tokens = time.perf_counter(), 0, 0
+            if did.stop or (done % self.config.save_every == 0 and done < self.num_steps):
                 self.save(done)
+            if did.stop:
+                raise Interrupted(did.stop)
+            # Behind the save: a resumed run evaluates where it starts.
+            self.evaluate(done)
 
     def rate(self, step: int) -> float:
         peak = self.stage.config.learning_rate or self.config.optim.learning_rate
         return learning_rate(step, self.num_steps, peak, self.config.optim.warmup_ratio)
 
-    def step(self, step: int) -> tuple[float, dict[str, Tensor], int]:
+    def step(self, step: int) -> Step:
         """One optimizer step: loss = global weighted sum / global weight over the micro-batches of
-        all ranks. Returns this step's global loss, local statistics and the rank's anchors."""
+        all ranks."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(step)
-        batches = list(self.micro_batches(step))
-        totals = self.global_totals(batches)
-        world = self.accelerator.num_processes
-        loss, stats = torch.zeros((), device=self.device), {}
-        for i, batch in enumerate(batches):
-            last = i == len(batches) - 1
-            with self.accelerator.no_sync(self.wrapped) if not last else nullcontext():
-                part, counts = self.wrapped(batch, totals)
+        self._seed(step)
+        parts = self.parts(step)
+        totals = self.global_totals(parts)
+        loss = torch.zeros((), device=self.device, dtype=torch.float64)
+        did = Step(math.nan, math.nan, {}, 0, 0)
+        for i, part in enumerate(parts):
+            batch = self.batch(part)
+            with accumulating(self.accelerator, self.wrapped, last=i == len(parts) - 1):
+                share, counts = self.wrapped(batch, totals)
                 # Data-parallel wrappers average gradients over ranks; the loss is a global sum.
-                self.accelerator.backward(part * world)
-            loss += part.detach()
-            stats = {k: stats.get(k, 0) + v for k, v in counts.items()}
-        summed = self.accelerator.reduce(loss, "sum")
+                self.accelerator.backward(share * self.world)
+            loss += share.detach()
+            did.stats = {k: did.stats.get(k, 0) + v for k, v in counts.items()}
+            did.num_anchors += 0 if part.silent else len(batch.prev_AK)
+            did.num_tokens += 0 if part.silent else sum(len(s.input_ids) for s in part.samples)
+        heard = torch.tensor(float(self.stop.number), device=self.device, dtype=torch.float64)
+        summed = self.accelerator.reduce(torch.stack([loss, heard]), "sum")
         assert isinstance(summed, Tensor)
-        value = float(summed)
-        self.check_finite(value, step)
-        self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.optim.clip)
+        did.loss = float(summed[0])
+        self.check_finite(did.loss, step)
+        norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.optim.clip)
+        did.grad_norm = math.nan if norm is None else float(norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return value, stats, sum(len(b.prev_AK) for b in batches)
+        did.stop = self._agreed(int(summed[1]))
+        return did
 
-    def micro_batches(self, step: int) -> Iterator[Batch]:
+    def _agreed(self, heard: int) -> int:
+        """The signal that ended the run; `heard` is the sum of all ranks' signal numbers."""
+        if not heard:
+            return 0
+        return max(gather_object([self.stop.number]))
+
+    def _seed(self, step: int) -> None:
+        key = f"{self.config.seed} {self.stage.config.name} {step} {self.rank}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.sha256(key).digest()[:7], "big"))
+
+    def parts(self, step: int) -> list[Part]:
+        """This rank's micro-batches: as many as every other rank's."""
         optim, seed = self.config.optim, self.config.seed
         samples, epoch = step_samples(self.data.train, step, optim.batch_size, seed)
-        mine = samples[self.accelerator.process_index :: self.accelerator.num_processes]
-        size = optim.micro_batch_size or len(mine)
-        for i in range(0, len(mine), size):
-            part = mine[i : i + size]
-            batch = assemble(
-                part,
-                [anchors(s, seed, epoch, optim.anchors_per_sample) for s in part],
-                self.data.states,
-                self.stage.model.config,
-                self.t2draft_V,
-                with_history=self.stage.with_history,
-                device=self.device,
-            )
-            if self.stage.config.labels == "argmax":
-                relabel(batch, self.target, self.t2draft_V)
-            yield batch
+        shares = deal(
+            samples, self.world, size=optim.micro_batch_size, tokens=optim.micro_batch_tokens
+        )
+        drawn = {s.id: anchors(s, seed, epoch, optim.anchors_per_sample) for s in samples}
+        first = samples[0]
+        return [
+            Part(part, [drawn[s.id] for s in part])
+            if part
+            else Part([first], [drawn[first.id][:1]], silent=True)
+            for part in shares[self.rank]
+        ]
 
-    def global_totals(self, batches: Sequence[Batch]) -> dict[str, float]:
-        weights = [b.labels.weights(self.config.optim.gamma) for b in batches]
+    def batch(self, part: Part) -> Batch:
+        batch = assemble(
+            part.samples,
+            part.anchors,
+            self.data.states,
+            self.stage.model.config,
+            self.t2draft_V,
+            with_history=self.stage.with_history,
+            device=self.device,
+        )
+        if self.stage.config.labels == "argmax":
+            relabel(batch, self.target, self.t2draft_V)
+        if part.silent:
+            batch.labels.valid_AK = torch.zeros_like(batch.labels.valid_AK)
+        return batch
+
+    def global_totals(self, parts: Sequence[Part]) -> dict[str, float]:
+        """Total weights of the loss terms over all micro-batches of all ranks.
+
+        Known from the samples alone, before any forward, so that no micro-batch is kept: except
+        which argmax labels a pruned vocabulary covers, which needs the states once more.
+        """
+        config = self.stage.model.config
+        looked_up = self.stage.config.labels == "argmax" and config.pruned
         names = ("ce", "kl", "tv", "tau")
-        sums = torch.tensor([sum(w[n] for w in weights) for n in names], dtype=torch.float64)
+        sums = torch.zeros(len(names), dtype=torch.float64)
+        for part in parts:
+            if part.silent:
+                continue
+            labels = (
+                self.batch(part).labels
+                if looked_up
+                else supervision(
+                    part.samples, part.anchors, config.num_draft_tokens, self.t2draft_V
+                )
+            )
+            weights = labels.weights(self.config.optim.gamma)
+            sums += torch.tensor([weights[name] for name in names], dtype=torch.float64)
         summed = self.accelerator.reduce(sums.to(self.device), "sum")
         assert isinstance(summed, Tensor)
         return dict(zip(names, summed.tolist(), strict=True))
@@ -164,36 +245,51 @@ class Fit:
             "gradients; the target's states are broken, check its dtype"
         )
 
-    @torch.no_grad()
+    def whole(self) -> Stage:
+        """The stage with all of its weights on this rank. All ranks must call it."""
+        if not splits_weights(self.accelerator):
+            return self.stage
+        weights = whole_weights(self.accelerator, self.stage.model)
+        model = DraftModel(self.stage.model.config)
+        model.load_state_dict(weights)
+        model.to(self.device).bind(self.target)
+        return Stage(self.stage.config, model, self.target, self.stage.teacher, self.stage.gamma)
+
     def evaluate(self, step: int) -> None:
         """Rollout acceptance on the held-out samples, and the same losses as in training."""
-        if not self.accelerator.is_main_process or not self.data.held_out:
+        due = step % self.config.eval_every == 0 or step == self.num_steps
+        if not due or not self.data.held_out:
             return
-        stage, model = self.stage, self.stage.model
-        model.eval()
-        with_history = model.config.context != "taps"
-        rounds = walk(model, self.data.held_out, self.data.states, with_history=with_history)
-        line = {
-            "tau": tokens_per_step(rounds),
-            "acceptance_by_position": acceptance_by_position(rounds),
-            "conditional_acceptance_by_position": conditional_acceptance_by_position(rounds),
-        }
-        stats: dict[str, Tensor] = {}
-        for i in range(0, len(self.data.held_out), 8):
-            part = self.data.held_out[i : i + 8]
-            batch = assemble(
-                part,
-                [anchors(s, self.config.seed, -1, 16) for s in part],
-                self.data.states,
-                model.config,
-                self.t2draft_V,
-                with_history=stage.with_history,
-                device=self.device,
-            )
-            _, counts = stage(batch, batch.labels.weights(self.config.optim.gamma))
-            stats = {k: stats.get(k, 0) + v for k, v in counts.items()}
-        self.log(step, line | {f"held_out_{k}": v for k, v in summarise(stats).items()})
-        model.train()
+        mine = self.data.held_out[self.rank :: self.world]
+        stage = self.whole()
+        seed = self.config.seed
+        found = draft_for(
+            stage, mine or self.data.held_out[:1], self.data.states, self.t2draft_V, seed
+        )
+        if not mine:
+            found.rounds = []
+            found.stats = {k: torch.zeros_like(v) for k, v in found.stats.items()}
+        found.rounds = gather_object(found.rounds)
+        found.stats = self.global_stats(found.stats)
+        line = found.acceptance() | {f"held_out_{k}": v for k, v in summarise(found.stats).items()}
+        if self.keep_best is not None and self.accelerator.is_main_process:
+            self.keep_best(stage, step, line["tau"])
+        self.log(step, line)
+
+    def global_stats(self, stats: dict[str, Tensor]) -> dict[str, Tensor]:
+        names = sorted(stats)
+        summed = self.accelerator.reduce(torch.stack([stats[n] for n in names]), "sum")
+        assert isinstance(summed, Tensor)
+        return dict(zip(names, summed, strict=True))
+
+    def log_step(self, done: int, did: Step, anchors: float, tokens: float, bar: tqdm) -> None:
+        speeds = self.accelerator.reduce(torch.tensor([anchors, tokens], device=self.device), "sum")
+        assert isinstance(speeds, Tensor)
+        line = {"loss": did.loss, "grad_norm": did.grad_norm, "lr": self.rate(done - 1)}
+        line |= summarise(self.global_stats(did.stats))
+        line |= dict(zip(("anchors_per_second", "tokens_per_second"), speeds.tolist(), strict=True))
+        self.log(done, line)
+        bar.set_postfix(loss=f"{did.loss:.3f}", hit=f"{line['hit_by_position'][0]:.2f}")
 
     def log(self, step: int, values: dict) -> None:
         if not self.accelerator.is_main_process:
@@ -206,22 +302,4 @@ class Fit:
 
     def save(self, step: int) -> None:
         position = Position(self.stage.config.name, step)
-        save_state(self.accelerator, self.folder / "state", position, self.config.keep_states)
-
-
-def summarise(stats: dict[str, Tensor]) -> dict[str, float | list[float]]:
-    """Statistics of `vocab_loss` as rates: by position, and CE and TV over all positions."""
-    num_K = stats["num"].clamp(min=1)
-    total = float(stats["num"].sum().clamp(min=1))
-    rates: dict[str, float | list[float]] = {
-        "ce": float(stats["ce"].sum() / stats["covered"].sum().clamp(min=1)),
-        "coverage": float(stats["covered"].sum()) / total,
-        "hit_by_position": (stats["hits"] / num_K).tolist(),
-    }
-    if float(stats["overlap"].sum()) > 0:
-        overlap_K = stats["overlap"] / num_K
-        rates["tv"] = 2 * (1 - float(stats["overlap"].sum()) / total)
-        rates["overlap_by_position"] = overlap_K.tolist()
-        # Per anchor, then averaged: a product of average overlaps would be another number.
-        rates["expected_tau"] = 1 + float(stats["survival"].sum() / num_K[0])
-    return rates
+        save_state(self.trained, self.folder / "state", position, self.config.keep_states)

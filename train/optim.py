@@ -17,6 +17,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> 
         lr=config.learning_rate,
         betas=(config.betas[0], config.betas[1]),
         weight_decay=config.weight_decay,
+        fused=torch.cuda.is_available(),  # else its temporaries are as large as the weights
     )
 
 

@@ -7,8 +7,11 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from train.presets import PRESETS
 
 ROLES = {
     "system": "system",
@@ -43,7 +46,8 @@ class Chat:
 def read_rows(
     sources: str | Path | Sequence[str | Path], rejected: Counter[str], *, split: str = "train"
 ) -> Iterator[dict[str, Any]]:
-    """Rows of JSONL files, folders of them, or hub ids; lines that are no JSON object are counted.
+    """Rows of JSONL files, folders of them, hub ids or presets (`train.presets`), read as a stream;
+    lines that are no JSON object are counted.
 
     Raises ValueError for a source that is neither there nor shaped like a hub id.
     """
@@ -55,6 +59,10 @@ def read_rows(
                 raise ValueError(f"folder {source} holds no .jsonl file; name a file or a hub id")
         elif path.is_file():
             files = [path]
+        elif source in PRESETS:
+            for part in PRESETS[str(source)]:
+                yield from islice(_read_hub(part.hub, part.split), part.num_rows)
+            continue
         else:
             yield from _read_hub(str(source), split)
             continue
@@ -80,7 +88,10 @@ def _read_file(path: Path, rejected: Counter[str]) -> Iterator[dict[str, Any]]:
 
 def _read_hub(name: str, split: str) -> Iterator[dict[str, Any]]:
     if name.endswith((".json", ".jsonl")) or name.count("/") > 1 or name.startswith((".", "/")):
-        raise ValueError(f"no file {name}; give a JSONL file, a folder of them, or a hub id")
+        raise ValueError(
+            f"no file {name}; give a JSONL file, a folder of them, a hub id, or "
+            f"one of {', '.join(PRESETS)}"
+        )
     from datasets import load_dataset
 
     try:

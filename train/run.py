@@ -10,10 +10,10 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hydra
 import torch
-from accelerate import Accelerator
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -24,11 +24,13 @@ from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
 from dlite.weights import read_tensors, warm_start
+from train import distributed
 from train.config import StageConfig, TrainConfig, check
 from train.data import Sample, load_samples, token_counts
-from train.loop import Data, Fit
-from train.plan import print_plan
-from train.stages import Stage, build_model, draft_config
+from train.loop import Data, Fit, num_steps
+from train.plan import measured_plan, outlined_plan, print_plan
+from train.signals import Interrupted, Stop
+from train.stages import Stage, build_model, compile_mlps, draft_config
 from train.state import Position, latest, write_atomically
 from train.states import LiveStates, MemoryStates, States
 
@@ -41,11 +43,7 @@ class Run:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self.folder = Path(config.output) / config.name
-        self.accelerator = Accelerator(
-            mixed_precision=config.mixed_precision,
-            log_with=config.tracker,
-            project_dir=str(self.folder),
-        )
+        self.accelerator = distributed.start(config, self.folder)
         self.target = TargetModel.load(
             config.target.name, dtype=config.target.dtype, device=str(self.accelerator.device)
         )
@@ -58,6 +56,11 @@ class Run:
             limit=config.data.limit,
         ).samples
         self.train, self.held_out = split(samples, config.data.eval_samples)
+        distributed.check_same_everywhere(
+            self.accelerator,
+            "the target, the data or the configuration",
+            {**self.target.fingerprint(), "data": _hash(samples), "settings": as_json(config)},
+        )
         self.draft = draft_config(self.target, config.model, self.train)
         self.counts_V = token_counts(self.train, self.target.vocab_size)
 
@@ -90,7 +93,12 @@ class Run:
             named = next(s for s in self.config.stages if s.name == stage.teacher)
             teacher = self.fresh(named) if random else self.load(stage.teacher)
             teacher.eval().requires_grad_(False)
-        return Stage(stage, model, self.target, teacher, self.config.optim.gamma)
+        made = Stage(stage, model, self.target, teacher, self.config.optim.gamma)
+        made.form = self.config.history_attention
+        model.checkpointing = self.config.activation_checkpointing
+        if self.config.compile:
+            compile_mlps(model)
+        return made
 
     def fresh(self, stage: StageConfig) -> DraftModel:
         return build_model(
@@ -107,20 +115,28 @@ class Run:
         model.load_state_dict(read_tensors(self.finished(name)))
         return model.to(self.target.device).bind(self.target)
 
-    def save(self, stage: Stage, name: str) -> None:
+    def save(self, stage: Stage) -> None:
         """A finished stage, in float32: what later stages start from."""
         if self.accelerator.is_main_process:
+            name = stage.config.name
+            training = {"template_kwargs": self.config.target.template_kwargs, "stage": name}
+            folder, dtype = self.finished(name), torch.float32
             dlite.checkpoint.save(
-                stage.model,
-                self.finished(name),
-                target=self.target,
-                training={"template_kwargs": self.config.target.template_kwargs, "stage": name},
-                dtype=torch.float32,
+                stage.model, folder, target=self.target, training=training, dtype=dtype
             )
         self.accelerator.wait_for_everyone()
 
-    def export(self, stage: Stage) -> None:
+    def keep_best(self, stage: Stage, step: int, tau: float) -> None:
+        """Writes `best/STAGE` when no evaluation of the stage had as high a tau before."""
+        name, metrics = stage.config.name, read_metrics(self.folder)
+        before = [m["tau"] for m in metrics if m["stage"] == name and "tau" in m]
+        if tau > max(before, default=-1.0):
+            record = {"stage": name, "step": step, "tau": tau}
+            self.export(stage, self.folder / "best" / name, record)
+
+    def export(self, stage: Stage, folder: Path, record: dict[str, Any]) -> None:
         summary = {
+            **record,
             "template_kwargs": self.config.target.template_kwargs,
             "command": "python -m train.run " + " ".join(sys.argv[1:]),
             "samples": len(self.train),
@@ -129,9 +145,7 @@ class Run:
                 for s in self.config.stages
             ],
         }
-        dlite.checkpoint.save(
-            stage.model, self.folder / "export", target=self.target, training=summary
-        )
+        dlite.checkpoint.save(stage.model, folder, target=self.target, training=summary)
 
 
 def split(samples: list[Sample], num_held_out: int) -> tuple[list[Sample], list[Sample]]:
@@ -147,23 +161,35 @@ def split(samples: list[Sample], num_held_out: int) -> tuple[list[Sample], list[
 
 def keep_metrics_up_to(folder: Path, stages: list[StageConfig], position: Position | None) -> None:
     """Drop lines of steps that a resumed run does again; all of them when it starts over."""
-    file = folder / "metrics.jsonl"
     names = [s.name for s in stages]
-    kept = ""
-    if file.exists() and position is not None:
+    kept = []
+    if position is not None:
         now = names.index(position.stage), position.step
-        for text in file.read_text().splitlines(keepends=True):
-            line = json.loads(text)
-            if (names.index(line["stage"]), line["step"]) <= now:
-                kept += text
-    write_atomically(file, kept)
+        for line in read_metrics(folder):
+            at = names.index(line["stage"]), line["step"]
+            # A run evaluates where it resumes: the line that it wrote there before goes.
+            if at < now or (at == now and "tau" not in line):
+                kept.append(json.dumps(line) + "\n")
+    write_atomically(folder / "metrics.jsonl", "".join(kept))
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines logged so far; a last one that a kill tore is left out."""
+    file = folder / "metrics.jsonl"
+    if not file.exists():
+        return []
+    whole, _, _ = file.read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def train(config: TrainConfig) -> None:
+    if config.run == "plan" and config.plan.samples:
+        print_plan(outlined_plan(config), config, Path(config.output) / config.name)
+        return
     run = Run(config)
     run.folder.mkdir(parents=True, exist_ok=True)
     if config.run == "plan":
-        print_plan(run)
+        print_plan(measured_plan(run), config, run.folder)
         return
     found = latest(run.folder / "state") if config.resume else None
     if run.accelerator.is_main_process:
@@ -175,22 +201,54 @@ def train(config: TrainConfig) -> None:
     names = [s.name for s in config.stages]
     first = names.index(found[1].stage) if found else 0
     stage = None
-    for number, stage_config in enumerate(config.stages[first:], start=first):
-        stage = run.build(stage_config)
-        run.accelerator.free_memory()
-        fit = Fit(stage, data, run.target, config, run.accelerator, run.folder)
-        start = 0
-        if found is not None and number == first:
-            run.accelerator.load_state(str(found[0]))
-            start = found[1].step
-        fit.run(start)
-        run.save(stage, stage_config.name)
-        fit.save(fit.num_steps)
+    with Stop() as stop:
+        for number, stage_config in enumerate(config.stages[first:], start=first):
+            resumed = found if number == first else None
+            stage = fit_stage(run, stage_config, data, resumed, stop)
     assert stage is not None
     if run.accelerator.is_main_process:
-        run.export(stage)
+        last = {"stage": stage.config.name, "step": num_steps(stage, data, config)}
+        run.export(stage, run.folder / "export", last)
         print(f"draft model: {run.folder / 'export'}")
     run.accelerator.end_training()
+
+
+def fit_stage(
+    run: Run,
+    config: StageConfig,
+    data: Data,
+    resumed: tuple[Path, Position] | None,
+    stop: Stop,
+) -> Stage:
+    """Trains one stage, from a state if there is one; gives it whole on every rank."""
+    stage = run.build(config)
+    run.accelerator.free_memory()
+    fit = Fit(
+        stage,
+        data,
+        run.target,
+        run.config,
+        run.accelerator,
+        run.folder,
+        stop=stop,
+        keep_best=run.keep_best,
+    )
+    start = 0
+    if resumed is not None:
+        fit.trained.read(resumed[0])
+        start = resumed[1].step
+    fit.run(start)
+    trained = fit.whole()
+    run.save(trained)
+    fit.save(fit.num_steps)
+    return trained
+
+
+def _hash(samples: list[Sample]) -> str:
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(f"{sample.id} {sample.input_ids} {sample.loss_mask}".encode())
+    return digest.hexdigest()[:16]
 
 
 def as_json(config: TrainConfig) -> str:
@@ -226,6 +284,9 @@ def main(argv: list[str]) -> int:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except Interrupted as signal:
+        print(signal, file=sys.stderr)
+        return 128 + signal.number
     return 0
 
 

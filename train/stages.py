@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dlite.model.config import DraftConfig, default_tap_ids
 from dlite.model.drafter import Blocks, DraftModel
-from dlite.model.losses import LogProbs, target_log_probs, vocab_loss
+from dlite.model.losses import LogProbs, target_log_probs, vocab_loss, wide
 from dlite.model.vocab import vocab_maps
 from dlite.target import TargetModel
 from train.batches import Batch
@@ -78,6 +78,12 @@ def build_model(
     return model
 
 
+def compile_mlps(model: DraftModel) -> None:
+    """One compiled graph for every number of anchors. Attention is left to its own kernels."""
+    for layer in model.layers:
+        layer.mlp.compile(dynamic=True)  # type: ignore[union-attr,operator]
+
+
 class Stage(nn.Module):
     """One stage's trainee and the frozen models around it. `forward` gives the loss of a batch, so
     that data-parallel wrappers see every use of every parameter."""
@@ -95,6 +101,7 @@ class Stage(nn.Module):
         self.config, self.gamma, self.loss = config, gamma, config.loss.weights()
         # In tuples: neither frozen model is a part of this module, its state or its device moves.
         self._frozen = target, teacher
+        self.form = "dense"  # of attention where there is a history
         model.requires_grad_(True)
         if config.freeze_head:
             model.sequential_head.requires_grad_(False)
@@ -109,7 +116,7 @@ class Stage(nn.Module):
 
     def forward(self, batch: Batch, totals: dict[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         target, teacher = self._frozen
-        features_AKF = self.model(_blocks(self.model, batch), batch.prev_AK)
+        features_AKF = _features(self.model, batch, self.form)
         wants_target = bool(self.loss.tv or self.loss.tau)
         return vocab_loss(
             features_AKF,
@@ -119,7 +126,7 @@ class Stage(nn.Module):
             totals,
             self.gamma,
             target=self._target(batch, target) if wants_target else None,
-            teacher=_log_probs(teacher, batch) if teacher is not None else None,
+            teacher=_log_probs(teacher, batch, self.form) if teacher is not None else None,
         )
 
     def _target(self, batch: Batch, target: TargetModel) -> LogProbs:
@@ -133,14 +140,19 @@ def _blocks(model: DraftModel, batch: Batch) -> Blocks:
     return replace(batch.blocks, history=batch.history)
 
 
-def _log_probs(teacher: DraftModel, batch: Batch) -> LogProbs:
+def _features(model: DraftModel, batch: Batch, form: str) -> Tensor:
+    packs = model.config.context != "taps"
+    return model(_blocks(model, batch), batch.prev_AK, form if packs else "dense")
+
+
+def _log_probs(teacher: DraftModel, batch: Batch, form: str) -> LogProbs:
     with torch.no_grad():
-        features_NF = teacher(_blocks(teacher, batch), batch.prev_AK).flatten(0, 1)
+        features_NF = _features(teacher, batch, form).flatten(0, 1)
         weight_VF = teacher.vocab_weight()
 
     @torch.no_grad()
     def log_probs(rows: slice) -> Tensor:
-        return (features_NF[rows] @ weight_VF.T).float().log_softmax(-1)
+        return wide(features_NF[rows].to(weight_VF.dtype) @ weight_VF.T).log_softmax(-1)
 
     return log_probs
 

@@ -32,10 +32,27 @@ class LiveStates:
         self.target, self.layer_ids = target, layer_ids
 
     def get(self, samples: Sequence[Sample]) -> list[Tensor]:
-        return self.target.capture([s.input_ids for s in samples], self.layer_ids)
+        ids = [s.input_ids for s in samples]
+        return self.target.capture(ids, self.layer_ids, device=self.target.device)
 
     def log_z(self, samples: Sequence[Sample]) -> None:
         return None
+
+
+class KeptStates:
+    """The states of a few samples, asked for once."""
+
+    def __init__(self, states: States, samples: Sequence[Sample]) -> None:
+        self.layer_ids = states.layer_ids
+        captured, log_z = states.get(samples), states.log_z(samples)
+        self._states = {s.id: x.cpu() for s, x in zip(samples, captured, strict=True)}
+        self._log_z = log_z and {s.id: x for s, x in zip(samples, log_z, strict=True)}
+
+    def get(self, samples: Sequence[Sample]) -> list[Tensor]:
+        return [self._states[s.id] for s in samples]
+
+    def log_z(self, samples: Sequence[Sample]) -> list[Tensor] | None:
+        return self._log_z and [self._log_z[s.id] for s in samples]
 
 
 class MemoryStates:

@@ -10,6 +10,7 @@ from train.rows import Chat, Rejected
 if TYPE_CHECKING:
     from dlite.target import TargetModel
 
+REASONING_KEYS = ("reasoning_content", "thinking")
 Masked = tuple[list[int], list[bool]]
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -30,12 +31,13 @@ def supervise(
     met the length limit: it has no end token. Raises Rejected.
     """
     kwargs = chat.kwargs(template_kwargs)
-    turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    messages = _reasoning_as_read(chat.messages, target.tokenizer.chat_template)
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
         raise Rejected("no assistant turn")
     sequences: list[Masked] = []
     for i in turns[-1:] if last_turn_only else turns:
-        upto = chat.messages[: i + 1]
+        upto = messages[: i + 1]
         ids, mask = _turn(target, upto, kwargs)
         ids, mask = _as_generated(ids, mask, target.eos_ids, cut=cut and i == turns[-1])
         if sequences:
@@ -45,6 +47,14 @@ def supervise(
                 sequences.pop()
         sequences.append((ids, mask))
     return sequences
+
+
+def _reasoning_as_read(messages: list[dict[str, Any]], template: Any) -> list[dict[str, Any]]:
+    """Reasoning under the name that the template reads: gpt-oss's reads `thinking`."""
+    usual, other = REASONING_KEYS
+    if f".{other}" not in str(template) or usual in str(template):
+        return messages
+    return [{other if k == usual else k: v for k, v in m.items()} for m in messages]
 
 
 def _turn(target: TargetModel, messages: list[dict[str, Any]], kwargs: dict[str, Any]) -> Masked:
@@ -100,7 +110,8 @@ def _check_nothing_dropped(
     target: TargetModel, messages: list[dict[str, Any]], ids: list[int], kwargs: dict[str, Any]
 ) -> None:
     """Rejects a turn whose reasoning or calls its template leaves out: a generated part is lost."""
-    for key, what in (("reasoning_content", "reasoning"), ("tool_calls", "tool calls")):
+    parts = (*((key, "reasoning") for key in REASONING_KEYS), ("tool_calls", "tool calls"))
+    for key, what in parts:
         if key in messages[-1]:
             bare = [*messages[:-1], {k: v for k, v in messages[-1].items() if k != key}]
             if render(target.render, bare, add_generation_prompt=False, **kwargs) == ids:

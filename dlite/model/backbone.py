@@ -8,6 +8,8 @@ dimension, and a mask is needed only where history windows run over the start of
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -117,12 +119,20 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
+@cache
+def _flex_attention(device: str) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    # Uncompiled, it holds all scores at once, as the dense form does.
+    return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
+
+
 def flex(history: History, block: int, slots: int, window: int, gap: int) -> Callable[..., Tensor]:
     """The packed form: queries [1, A*block] on keys [history S; A*slots; A*block], one block mask.
 
     The same predicate as the dense form. Forward only on CPU (PyTorch has no CPU backward).
     """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask
 
     num_history, num_anchors = len(history.states_SCD), len(history.row_A)
 
@@ -145,7 +155,7 @@ def flex(history: History, block: int, slots: int, window: int, gap: int) -> Cal
     )
 
     def attend(q: Tensor, k: Tensor, v: Tensor, _: Tensor | None) -> Tensor:
-        out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+        out = _flex_attention(q.device.type)(q, k, v, block_mask=mask, enable_gqa=True)
         assert isinstance(out, Tensor)
         return out
 

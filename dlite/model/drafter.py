@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dlite.model.backbone import Attention, ContextKeysValues, Layer, RMSNorm, flex, sdpa
 from dlite.model.config import DraftConfig
@@ -43,6 +44,7 @@ class DraftModel(nn.Module):
 
     d2t: Tensor
     t2d: Tensor
+    checkpointing = False  # keep only the layers' inputs for backward, and compute the rest again
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -194,8 +196,13 @@ class DraftModel(nn.Module):
             mask = torch.cat([mask_A11C, own], dim=-1).expand(-1, -1, num_block, -1)
         position_AQ = position_A[:, None] + torch.arange(num_block, device=x_AQD.device)
         for layer in self.layers:
-            x_AQD = layer(x_AQD, position_AQ, context, mask, form)
+            x_AQD = self._run(layer, x_AQD, position_AQ, context, mask, form)
         return self._head_input(x_AQD)
+
+    def _run(self, layer: nn.Module, *arguments: Any) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(layer, *arguments, use_reentrant=False)
+        return layer(*arguments)
 
     def _head_input(self, x_AQD: Tensor) -> Tensor:
         h_AKD = x_AQD[:, -self.config.num_draft_tokens :]
@@ -219,8 +226,13 @@ class DraftModel(nn.Module):
         position_AQ = history.row_A[:, None] + torch.arange(num_block, device=x_AQD.device)
         x_1ND, position_1N = x_AQD.flatten(0, 1)[None], position_AQ.flatten()[None]
         for layer in self.layers:
-            x_1ND = layer(
-                x_1ND, position_1N, lambda a: a.keys_values(context_1CD, position_1C), None, attend
+            x_1ND = self._run(
+                layer,
+                x_1ND,
+                position_1N,
+                lambda a: a.keys_values(context_1CD, position_1C),
+                None,
+                attend,
             )
         return x_1ND[0].unflatten(0, x_AQD.shape[:2])
 

@@ -53,8 +53,9 @@ class Labels:
         return self.valid_AK * torch.exp(-step_K / gamma)
 
     def weights(self, gamma: float) -> dict[str, float]:
-        """Total weight of each loss term: what global sums are divided by."""
-        w_AK = self.decay(gamma)
+        """Total weight of each loss term: what global sums are divided by. In float64, so that they
+        do not depend on how a batch is split."""
+        w_AK = self.decay(gamma).double()
         covered = float((w_AK * (self.draft_label_AK >= 0)).sum())
         total = float(w_AK.sum())
         return {"ce": covered, "kl": total, "tv": total, "tau": float(self.valid_AK[:, 0].sum())}
@@ -119,17 +120,22 @@ def combine(
     terms: dict[str, Tensor], loss: LossWeights, decay_AK: Tensor, totals: dict[str, float]
 ) -> Tensor:
     """The scalar loss of whole blocks: each term's weighted sum over its global total weight."""
-    shape, device = decay_AK.shape, decay_AK.device
-    total = torch.zeros((), device=device)
+    shape = decay_AK.shape
+    total = terms["ce"].new_zeros(())
     for name in ("ce", "kl", "tv"):
         if getattr(loss, name):
             weighted = (decay_AK * terms[name].view(shape)).sum() / max(totals[name], 1e-9)
             total = total + getattr(loss, name) * weighted
     if loss.tau:
-        valid_AK = (decay_AK > 0).float()
+        valid_AK = (decay_AK > 0).to(total.dtype)
         tau_A = expected_tau(terms["tv"].view(shape), valid_AK) * valid_AK[:, 0]
         total = total - loss.tau * tau_A.sum() / max(totals["tau"], 1e-9)
     return total
+
+
+def wide(logits_NV: Tensor) -> Tensor:
+    """In float32 at least: half precision cancels where p and q are close."""
+    return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
 
 
 class _Chunked(torch.autograd.Function):
@@ -139,14 +145,18 @@ class _Chunked(torch.autograd.Function):
     def forward(ctx, features_NF: Tensor, weight_VF: Tensor, block_loss, chunk: int) -> Tensor:
         needs = ctx.needs_input_grad
         grad_features = torch.zeros_like(features_NF) if needs[0] else None
-        grad_weight = torch.zeros_like(weight_VF, dtype=torch.float32) if needs[1] else None
-        total = torch.zeros((), device=features_NF.device)
+        wider = torch.promote_types(weight_VF.dtype, torch.float32)
+        grad_weight = torch.zeros_like(weight_VF, dtype=wider) if needs[1] else None
+        total = torch.zeros((), device=features_NF.device, dtype=wider)
+        device = features_NF.device.type
         for start in range(0, len(features_NF), chunk):
             rows = slice(start, min(start + chunk, len(features_NF)))
-            with torch.enable_grad():
+            # Under autocast the product would be rounded to bfloat16: a TV gradient is then off by
+            # a quarter where p and q overlap by 0.98 (scripts/gpu_check).
+            with torch.enable_grad(), torch.autocast(device, enabled=False):
                 features = features_NF[rows].detach().requires_grad_(needs[0])
                 weight = weight_VF.detach().requires_grad_(needs[1])
-                loss = block_loss((features.to(weight.dtype) @ weight.T).float(), rows)
+                loss = block_loss(wide(features.to(weight.dtype) @ weight.T), rows)
             inputs = [x for x in (features, weight) if x.requires_grad]
             grads = list(torch.autograd.grad(loss, inputs)) if inputs else []
             if grad_features is not None:

@@ -1,0 +1,82 @@
+"""Several processes are one: the same losses, weights and data, and no rank alone."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from train_worker import Done, steps
+
+MIXED = {"name": "mixed", "context": "taps+history", "epochs": 4}
+LOSS = {"ce": 0.5, "tv": 1.0, "tau": 0.1}
+ZERO = Path(__file__).parents[1] / "configs" / "accelerate"
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten training rows and two held-out ones, of unequal lengths and supervision."""
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    torch.manual_seed(1)
+    lines = []
+    for i in range(12):
+        ids = torch.randint(3, 500, (12 + 7 * i,)).tolist()
+        mask = [int(t > 4 and (t % 11 != 0)) for t in range(len(ids))]
+        lines.append(json.dumps({"id": f"r{i}", "input_ids": ids, "loss_mask": mask}))
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def job(folder: Path, rows: Path, target: Path, **optim: Any) -> dict[str, Any]:
+    """Batches of three of ten samples: in step 3 one rank of two has nothing to do."""
+    return {
+        "name": "job",
+        "output": str(folder),
+        "target": {"name": str(target), "dtype": optim.pop("dtype", "float32")},
+        "model": {"num_hidden_layers": 2, "num_taps": 3, "draft_vocab_size": 300, "rank": 8},
+        "data": {"train": [str(rows)], "eval_samples": 2},
+        "optim": {"batch_size": 3, "anchors_per_sample": 9, "learning_rate": 1e-3, **optim},
+        "stages": [{**MIXED, "loss": LOSS}],
+    }
+
+
+def assert_same(ours: Done, theirs: Done, tolerance: float) -> None:
+    assert ours.losses == pytest.approx(theirs.losses, rel=tolerance, abs=tolerance)
+    assert ours.norms == pytest.approx(theirs.norms, rel=tolerance, abs=tolerance)
+    assert ours.tau == pytest.approx(theirs.tau)
+    assert ours.weights.keys() == theirs.weights.keys()
+    for name, tensor in ours.weights.items():
+        torch.testing.assert_close(
+            tensor, theirs.weights[name], rtol=0, atol=tolerance, check_dtype=False, msg=name
+        )
+
+
+@pytest.mark.slow
+def test_ddp_equals_one_process_with_the_same_global_batch(
+    tmp_path: Path, rows: Path, tiny_folder: Path
+) -> None:
+    """N14, N23. The ranks' micro-batches are of other sizes than the single process's."""
+    whole = job(tmp_path / "a", rows, tiny_folder, dtype="float64")
+    split = job(tmp_path / "b", rows, tiny_folder, dtype="float64", micro_batch_size=1)
+    one, two = steps(tmp_path / "1", whole, 1), steps(tmp_path / "2", split, 2)
+    assert_same(two, one, 1e-10)
+    packed = job(tmp_path / "c", rows, tiny_folder, dtype="float64", micro_batch_tokens=64)
+    assert_same(steps(tmp_path / "3", packed, 2), one, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("deepspeed"), reason="deepspeed is not installed")
+def test_deepspeed_equals_one_process_with_the_same_global_batch(
+    tmp_path: Path, rows: Path, tiny_folder: Path
+) -> None:
+    one = steps(tmp_path / "1", job(tmp_path / "one", rows, tiny_folder), 1)
+    for stage in (1, 2, 3):
+        settings = job(tmp_path / f"z{stage}", rows, tiny_folder, micro_batch_size=1)
+        environment = {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(ZERO / f"zero{stage}.json"),
+        }
+        assert_same(steps(tmp_path / f"zero{stage}", settings, 2, **environment), one, 1e-6)
