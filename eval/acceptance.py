@@ -21,6 +21,7 @@ from dlite.config import run
 from dlite.decode import Times, top2_margins
 from dlite.drafters import registry
 from dlite.drafters.base import Drafter
+from dlite.drafters.history import HistoryDrafter
 from dlite.drafters.neural import NeuralDrafter
 from dlite.target import TargetModel
 from dlite.types import Round, tokens_per_step
@@ -127,7 +128,7 @@ def make_rows(
             row.identical_share = metrics.identical_share(pairs)
             row.differences = _differences(target, records, plain)
         drafter = drafters.get(name)
-        if isinstance(drafter, NeuralDrafter):
+        if isinstance(drafter, NeuralDrafter | HistoryDrafter):
             fault = metrics.head_fault(_rounds(records))
             row.warnings += [fault] if fault else []
         rows.append(row)
