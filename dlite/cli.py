@@ -1,4 +1,4 @@
-"""The command line: `dlite generate`, `dlite inspect`, `dlite export`."""
+"""The command line: `dlite generate`, `inspect`, `export`, `corpus`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dlite.drafters.registry import DRAFTERS
+
 if TYPE_CHECKING:
     from dlite.decode import DecodeResult
-    from dlite.drafters.base import Drafter
     from dlite.target import TargetModel
     from dlite.types import Request
 
@@ -52,8 +53,11 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--draft", metavar="DIR", help="draft model: folder or hub id")
     generate.add_argument(
         "--drafter",
-        choices=("dlite", "ngram", "none"),
+        choices=(*DRAFTERS, "none"),
         help="default: dlite with --draft, else ngram",
+    )
+    generate.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="of the drafter"
     )
     generate.add_argument("--prompt", metavar="TEXT", help="default: read standard input")
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
@@ -79,6 +83,16 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--to", choices=("dlite", "authors", "vllm", "sglang"), required=True)
     export.add_argument("--target", help="record its fingerprints (for imported draft models)")
     export.add_argument("--overwrite", **_flag(False), help="write into a folder that has files")
+
+    corpus = _command(commands, "corpus", None, "static corpora for retrieval drafters")
+    actions = corpus.add_subparsers(metavar="COMMAND", required=True)
+    build = _command(actions, "build", _corpus_build, "index documents with their sources")
+    build.add_argument("out", metavar="OUT")
+    build.add_argument("paths", metavar="FILE|DIR", nargs="+", help="text, or .jsonl documents")
+    build.add_argument("--tokenizer", metavar="TARGET", required=True)
+    build.add_argument("--licence", default="", help="of documents that state none")
+    show = _command(actions, "inspect", _corpus_inspect, "what a corpus holds, and where from")
+    show.add_argument("folder", metavar="DIR")
     return root
 
 
@@ -99,6 +113,7 @@ def _flag(default: bool) -> dict[str, Any]:
 def _generate(args: argparse.Namespace) -> None:
     from dlite import checkpoint
     from dlite.decode import decode
+    from dlite.drafters.registry import build
     from dlite.streaming import TextStream
     from dlite.types import Request, Sampling
 
@@ -124,7 +139,7 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError("the prompt is empty; give --prompt TEXT or write it to standard input")
 
     target = _load_target(args.target, args.device, args.dtype)
-    drafter = _drafter(kind, args, target)
+    drafter = None if kind == "none" else build(kind, _options(args), target=target)
     if args.chat:
         ids = target.render([{"role": "user", "content": prompt}], **template_kwargs)
     else:
@@ -164,17 +179,13 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
     return TargetModel.load(name, dtype=dtype, device=device)
 
 
-def _drafter(kind: str, args: argparse.Namespace, target: TargetModel) -> Drafter | None:
-    if kind == "dlite":
-        from dlite import checkpoint
-        from dlite.drafters.neural import NeuralDrafter
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    from dlite.config import split
 
-        return NeuralDrafter(checkpoint.load(args.draft, target, strict=args.strict))
-    if kind == "ngram":
-        from dlite.drafters.ngram import NgramDrafter
-
-        return NgramDrafter()
-    return None
+    options: dict[str, Any] = {**split(args.option)}
+    if args.draft:
+        options |= {"draft": args.draft, "strict": args.strict}
+    return options
 
 
 def _statistics(result: DecodeResult, kind: str) -> str:
@@ -198,69 +209,19 @@ def _statistics(result: DecodeResult, kind: str) -> str:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    from dlite import checkpoint
+    from dlite import checkpoint, describe
 
-    describe = _draft_lines if checkpoint.is_checkpoint(args.name) else _target_lines
-    lines = {**describe(args.name), **_environment_lines()}
+    if checkpoint.is_checkpoint(args.name):
+        lines = describe.draft_lines(args.name)
+    else:
+        lines = describe.target_lines(_load_target(args.name, "cpu", None))
+    _print_table({**lines, **describe.environment_lines()})
+
+
+def _print_table(lines: dict[str, Any]) -> None:
     width = max(map(len, lines))
     for key, value in lines.items():
         print(f"{key:<{width}}  {value}")
-
-
-def _draft_lines(name: str) -> dict[str, Any]:
-    from dlite import checkpoint
-
-    found = checkpoint.read(name)
-    lines = {
-        "kind": f"draft model, {found.layout} layout, {found.dtype}",
-        "folder": found.folder,
-        "parameters": f"{found.num_parameters():,}",
-        **found.config.to_dict(),
-        "target": found.target.name if found.target else "not stated",
-    }
-    if found.target:
-        for key in ("family", "architecture", "weights", "tokenizer"):
-            lines[f"target {key}"] = getattr(found.target, key)
-    return lines | {f"training {key}": value for key, value in found.training.items()}
-
-
-def _target_lines(name: str) -> dict[str, Any]:
-    from dlite.checkpoint import TargetRecord
-
-    target = _load_target(name, "cpu", None)
-    record = TargetRecord.of(target)
-    return {
-        "kind": "target",
-        "name": record.name,
-        "parameters": f"{sum(p.numel() for p in target.model.parameters()):,}",
-        "family": record.family,
-        "layers": record.num_layers,
-        "hidden size": record.hidden_size,
-        "vocabulary": record.vocab_size,
-        "longest sequence": record.max_position_embeddings,
-        "end tokens": sorted(target.eos_ids),
-        "chat template": "yes" if target.tokenizer.chat_template else "no",
-        "architecture": record.architecture,
-        "weights": record.weights,
-        "tokenizer": record.tokenizer,
-    }
-
-
-def _environment_lines() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import torch
-
-    import dlite
-
-    lines = {"dlite": dlite.__version__}
-    for package in ("torch", "transformers", "vllm"):
-        try:
-            lines[package] = version(package)
-        except PackageNotFoundError:
-            lines[package] = "not installed"
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return {**lines, "gpu": gpu}
 
 
 # ---- export ----------------------------------------------------------------------------------
@@ -292,6 +253,24 @@ def _export(args: argparse.Namespace) -> None:
             model, out, target=target or found.target, training=found.training, dtype=dtype
         )
     print(f"wrote {out} in the {args.to} layout")
+
+
+# ---- corpus ----------------------------------------------------------------------------------
+
+
+def _corpus_build(args: argparse.Namespace) -> None:
+    from dlite.corpora import build_corpus
+
+    manifest = build_corpus(
+        Path(args.out), args.tokenizer, [Path(path) for path in args.paths], args.licence
+    )
+    print(f"wrote {args.out}: {len(manifest.sources)} documents, {manifest.num_tokens:,} tokens")
+
+
+def _corpus_inspect(args: argparse.Namespace) -> None:
+    from dlite.describe import corpus_lines
+
+    _print_table(corpus_lines(Path(args.folder)))
 
 
 if __name__ == "__main__":
