@@ -1,4 +1,4 @@
-"""T(N, B) of this engine: measured at its start, kept for the next start, corrected by each step."""
+"""T(N, B) of this engine: measured at its start, kept for the next one, corrected by each step."""
 
 from __future__ import annotations
 
