@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def measure(
             endpoint, result = where[name], runs[name]
             before, begin = endpoint.counters(), time.perf_counter()
             with ThreadPoolExecutor(concurrency) as pool:
-                played = pool.map(lambda chain: _play(endpoint, chain, repeat, config), chains)
+                played = pool.map(partial(_play, endpoint, repeat, config), chains)
                 result.answers += [answer for answers in played for answer in answers]
             result.seconds += time.perf_counter() - begin
             for key, value in endpoint.counters().items():
@@ -140,7 +141,7 @@ def measure(
     return runs
 
 
-def _play(endpoint: Endpoint, chain: Sequence[Ask], repeat: int, config: Config) -> list[Answer]:
+def _play(endpoint: Endpoint, repeat: int, config: Config, chain: Sequence[Ask]) -> list[Answer]:
     """Sessions of another repeat are others: what a drafter learnt in the first is not its own."""
     answers = []
     for number, ask in enumerate(chain):
