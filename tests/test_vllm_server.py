@@ -28,7 +28,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/set
 from vllm_engine import ENVIRONMENT
 
 SECRET = "The quick brown fox jumps over"
-WORDS = "the quick brown fox jumps over lazy dog and other dogs jump answer".split()
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dog", "and", "other", "answer"]
 
 
 @dataclass
