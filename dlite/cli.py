@@ -1,4 +1,4 @@
-"""The command line: `dlite generate`, `dlite serve`, `dlite inspect`, `dlite export`."""
+"""The command line: `dlite generate`, `serve`, `inspect`, `export`, `corpus`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dlite.drafters.registry import DRAFTERS
+
 if TYPE_CHECKING:
     from dlite.decode import DecodeResult
-    from dlite.drafters.base import Drafter
     from dlite.target import TargetModel
     from dlite.types import Request
 
@@ -56,8 +57,11 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--draft", metavar="DIR", help="draft model: folder or hub id")
     generate.add_argument(
         "--drafter",
-        choices=("dlite", "ngram", "none"),
+        choices=(*DRAFTERS, "none"),
         help="default: dlite with --draft, else ngram",
+    )
+    generate.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="of the drafter"
     )
     generate.add_argument("--prompt", metavar="TEXT", help="default: read standard input")
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
@@ -88,6 +92,16 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--to", choices=("dlite", "authors", "vllm", "sglang"), required=True)
     export.add_argument("--target", help="record its fingerprints (for imported draft models)")
     export.add_argument("--overwrite", **_flag(False), help="write into a folder that has files")
+
+    corpus = _command(commands, "corpus", None, "static corpora for retrieval drafters")
+    actions = corpus.add_subparsers(metavar="COMMAND", required=True)
+    build = _command(actions, "build", _corpus_build, "index documents with their sources")
+    build.add_argument("out", metavar="OUT")
+    build.add_argument("paths", metavar="FILE|DIR", nargs="+", help="text, or .jsonl documents")
+    build.add_argument("--tokenizer", metavar="TARGET", required=True)
+    build.add_argument("--licence", default="", help="of documents that state none")
+    show = _command(actions, "inspect", _corpus_inspect, "what a corpus holds, and where from")
+    show.add_argument("folder", metavar="DIR")
     return root
 
 
@@ -108,6 +122,7 @@ def _flag(default: bool) -> dict[str, Any]:
 def _generate(args: argparse.Namespace) -> None:
     from dlite import checkpoint
     from dlite.decode import decode
+    from dlite.drafters.registry import build
     from dlite.streaming import TextStream
     from dlite.types import Request, Sampling
 
@@ -133,7 +148,7 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError("the prompt is empty; give --prompt TEXT or write it to standard input")
 
     target = _load_target(args.target, args.device, args.dtype)
-    drafter = _drafter(kind, args, target)
+    drafter = None if kind == "none" else build(kind, _options(args), target=target)
     if args.chat:
         ids = target.render([{"role": "user", "content": prompt}], **template_kwargs)
     else:
@@ -173,17 +188,13 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
     return TargetModel.load(name, dtype=dtype, device=device)
 
 
-def _drafter(kind: str, args: argparse.Namespace, target: TargetModel) -> Drafter | None:
-    if kind == "dlite":
-        from dlite import checkpoint
-        from dlite.drafters.neural import NeuralDrafter
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    from dlite.config import split
 
-        return NeuralDrafter(checkpoint.load(args.draft, target, strict=args.strict))
-    if kind == "ngram":
-        from dlite.drafters.ngram import NgramDrafter
-
-        return NgramDrafter()
-    return None
+    options: dict[str, Any] = {**split(args.option)}
+    if args.draft:
+        options |= {"draft": args.draft, "strict": args.strict}
+    return options
 
 
 def _statistics(result: DecodeResult, kind: str) -> str:
@@ -219,7 +230,10 @@ def _inspect(args: argparse.Namespace) -> None:
         lines = describe.draft_lines(args.name)
     else:
         lines = describe.target_lines(_load_target(args.name, "cpu", None))
-    lines |= describe.environment_lines()
+    _print_table({**lines, **describe.environment_lines()})
+
+
+def _print_table(lines: dict[str, Any]) -> None:
     width = max(map(len, lines))
     for key, value in lines.items():
         print(f"{key:<{width}}  {value}")
@@ -262,6 +276,24 @@ def _served_by(folder: str, target: str | None) -> str:
     record = checkpoint.read(folder).target
     name = target or (record.name if record else "TARGET")
     return shlex.join(["dlite", "serve", name, "--draft", folder])
+
+
+# ---- corpus ----------------------------------------------------------------------------------
+
+
+def _corpus_build(args: argparse.Namespace) -> None:
+    from dlite.corpora import build_corpus
+
+    manifest = build_corpus(
+        Path(args.out), args.tokenizer, [Path(path) for path in args.paths], args.licence
+    )
+    print(f"wrote {args.out}: {len(manifest.sources)} documents, {manifest.num_tokens:,} tokens")
+
+
+def _corpus_inspect(args: argparse.Namespace) -> None:
+    from dlite.describe import corpus_lines
+
+    _print_table(corpus_lines(Path(args.folder)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What `dlite inspect` says of draft models, targets and this environment."""
+"""What `dlite inspect` says of draft models, targets, static corpora and this environment."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +44,26 @@ def target_lines(target: TargetModel) -> dict[str, Any]:
         "architecture": record.architecture,
         "weights": record.weights,
         "tokenizer": record.tokenizer,
+    }
+
+
+def corpus_lines(folder: Path) -> dict[str, Any]:
+    from dlite.retrieval.corpus import read_manifest
+
+    manifest = read_manifest(folder)
+    licences: dict[str, int] = {}
+    for source in manifest.sources:
+        name = source.licence or "not stated"
+        licences[name] = licences.get(name, 0) + source.num_tokens
+    return {
+        "kind": f"static corpus, {manifest.format}",
+        "folder": folder,
+        "documents": f"{len(manifest.sources):,}",
+        "tokens": f"{manifest.num_tokens:,}",
+        "tokenizer": manifest.tokenizer,
+        "sha256": manifest.sha256,
+        **{f"licence {name}": f"{tokens:,} tokens" for name, tokens in sorted(licences.items())},
+        **{f"source {s.source}": f"{s.num_tokens:,} tokens" for s in manifest.sources},
     }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from typing import Any
 from dlite import checkpoint
 from dlite.config import run
 from dlite.decode import Times, top2_margins
+from dlite.drafters import registry
 from dlite.drafters.base import Drafter
-from dlite.drafters.neural import NeuralDrafter
-from dlite.drafters.ngram import NgramDrafter
 from dlite.target import TargetModel
 from dlite.types import Round, tokens_per_step
 from eval import metrics
@@ -36,13 +35,15 @@ class Config(Options):
     """python -m eval.acceptance key=value ...: tau and speed of drafters on prompts.
 
     `suite` takes files and benchmark names, `limit` items of each (0: all). `draft` is the draft
-    model's folder or hub id. Plain decoding is always measured."""
+    model's folder or hub id, `options.NAME.KEY=VALUE` an option of another drafter. Plain decoding
+    is always measured."""
 
     target: str
     out: str
     suite: list[str]
     drafter: list[str] = field(default_factory=lambda: ["ngram"])
     draft: str | None = None
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
     limit: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -50,21 +51,12 @@ class Config(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.drafter = [name for name in self.drafter if name != PLAIN]
-        unknown = [name for name in self.drafter if name not in DRAFTERS]
-        if unknown:
-            raise ValueError(f"unknown drafter {unknown[0]!r}; choose from {', '.join(DRAFTERS)}")
-
-
-def _dlite(config: Config, target: TargetModel) -> Drafter:
-    if config.draft is None:
-        raise ValueError("drafter dlite needs a draft model; add draft=DIR")
-    return NeuralDrafter(checkpoint.load(config.draft, target))
-
-
-DRAFTERS: dict[str, Callable[[Config, TargetModel], Drafter]] = {
-    "dlite": _dlite,
-    "ngram": lambda config, target: NgramDrafter(),
-}
+        for name in (*self.drafter, *self.options):
+            registry.check_name(name)
+        if "dlite" in self.drafter and self.draft is None:
+            raise ValueError("drafter dlite needs a draft model; add draft=DIR")
+        if self.draft is not None:
+            self.options = {**self.options, "dlite": {"draft": self.draft}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +198,7 @@ def build(config: Config, target: TargetModel) -> tuple[dict[str, Drafter], dict
     for name in config.drafter:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            drafters[name] = DRAFTERS[name](config, target)
+            drafters[name] = registry.build(name, config.options.get(name), target=target)
         warned[name] = [str(w.message) for w in caught]
         if drafters[name].tap_ids and config.draft is not None:
             warning = template_warning(config.draft, config.template_kwargs)
