@@ -119,12 +119,17 @@ def serve(line: Sequence[str], *, host: str = "127.0.0.1", port: int = 8000) -> 
     vllm_plugin.check_version()
     print(f"dlite: {shlex.join(line)}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="dlite-metrics-") as metrics:
-        server = subprocess.Popen(line, env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics})
+        server = subprocess.Popen(line, env=environment(metrics))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: server.send_signal(number))
         url = f"http://{host}:{port}"
         threading.Thread(target=_announce, args=(server, url), daemon=True).start()
         return server.wait()
+
+
+def environment(metrics: str) -> dict[str, str]:
+    """Ours and, in the folder `metrics`, counters that the workers share with the server."""
+    return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": metrics}
 
 
 def _announce(server: subprocess.Popen[bytes], url: str) -> None:

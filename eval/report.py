@@ -195,10 +195,32 @@ def latency_section(summary: Summary) -> str:
     )
 
 
+def throughput_section(summary: Summary) -> str:
+    header = ["suite", "drafter", "at once", "tokens/s", "speed-up", "tau", "rejected", "TTFT s"]
+    header += ["TPOT ms", "P50 s", "P90 s", "P99 s", "drafting", "identical"]
+    body = [
+        [
+            *(str(row[key]) for key in ("suite", "drafter", "concurrency")),
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['speedup_vs_plain']:.2f}x",
+            f"{row['tau']:.2f}",
+            number(row["rejection_rate"], ".1%"),
+            f"{row['ttft_p50_seconds']:.2f}",
+            f"{1e3 * row['tpot_p50_seconds']:.1f}",
+            *(f"{row[f'e2e_p{p}_seconds']:.2f}" for p in (50, 90, 99)),
+            f"{row['draft_share']:.1%}",
+            f"{row['identical_share']:.1%}",
+        ]
+        for row in summary["rows"]
+    ]
+    return "<h2>Throughput</h2>\n" + table(header, body) + source(summary)
+
+
 SECTIONS: dict[str, Callable[[Summary], str]] = {
     "eval.acceptance": acceptance_section,
     "eval.latency": latency_section,
     "eval.simulate": simulate_section,
+    "eval.throughput": throughput_section,
 }
 
 

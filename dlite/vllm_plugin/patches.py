@@ -4,6 +4,7 @@ All are for vLLM 0.32 (`dlite.vllm_plugin.TESTED`; nothing is applied outside). 
 nothing.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import functools

@@ -1,5 +1,6 @@
 """What vLLM builds for `speculative_config={"method": "custom_class", "model": PROPOSER}`."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from functools import cached_property

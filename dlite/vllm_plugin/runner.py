@@ -1,5 +1,6 @@
 """vLLM's model runner, which shows our drafters what it did and takes their drafts."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import time

@@ -1,5 +1,6 @@
 """vLLM's worker with our model runner: `--worker-cls dlite.vllm_plugin.worker.Worker`."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 from typing import Any
