@@ -19,9 +19,11 @@ from tqdm import tqdm
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
 from train.batches import Batch, assemble, num_steps_per_epoch, step_samples, supervision
+from train.cache import CachedStates
 from train.config import TrainConfig
 from train.data import Sample, anchors
 from train.distributed import accumulating, splits_weights, whole_weights
+from train.finite import check_finite
 from train.held_out import draft_for, summarise
 from train.optim import build_optimizer, learning_rate
 from train.packing import deal
@@ -152,7 +154,7 @@ class Fit:
         summed = self.accelerator.reduce(torch.stack([loss, heard]), "sum")
         assert isinstance(summed, Tensor)
         did.loss = float(summed[0])
-        self.check_finite(did.loss, step)
+        check_finite(did.loss, self.stage, step)
         norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.optim.clip)
         did.grad_norm = math.nan if norm is None else float(norm)
         self.optimizer.step()
@@ -177,7 +179,9 @@ class Fit:
         shares = deal(
             samples, self.world, size=optim.micro_batch_size, tokens=optim.micro_batch_tokens
         )
-        drawn = {s.id: anchors(s, seed, epoch, optim.anchors_per_sample) for s in samples}
+        drawn = {
+            s.id: anchors(s, seed, epoch, optim.anchors_per_sample, self.pool(s)) for s in samples
+        }
         first = samples[0]
         return [
             Part(part, [drawn[s.id] for s in part])
@@ -185,6 +189,10 @@ class Fit:
             else Part([first], [drawn[first.id][:1]], silent=True)
             for part in shares[self.rank]
         ]
+
+    def pool(self, sample: Sample) -> list[int] | None:
+        states = self.data.states
+        return states.pool(sample) if isinstance(states, CachedStates) else None
 
     def batch(self, part: Part) -> Batch:
         batch = assemble(
@@ -227,23 +235,6 @@ class Fit:
         summed = self.accelerator.reduce(sums.to(self.device), "sum")
         assert isinstance(summed, Tensor)
         return dict(zip(names, summed.tolist(), strict=True))
-
-    def check_finite(self, loss: float, step: int) -> None:
-        if math.isfinite(loss):
-            return
-        named = list(self.stage.model.named_parameters())
-        tensors = [("weights", name, p) for name, p in named]  # a bad weight spoils all gradients
-        tensors += [("gradient", name, p.grad) for name, p in named if p.grad is not None]
-        for what, name, tensor in tensors:
-            if not tensor.isfinite().all():
-                raise ValueError(
-                    f"stage {self.stage.config.name}, step {step}: loss is {loss}, first bad "
-                    f"tensor: {what} of {name}; lower optim.learning_rate or check the data"
-                )
-        raise ValueError(
-            f"stage {self.stage.config.name}, step {step}: loss is {loss} with finite weights and "
-            "gradients; the target's states are broken, check its dtype"
-        )
 
     def whole(self) -> Stage:
         """The stage with all of its weights on this rank. All ranks must call it."""

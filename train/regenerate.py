@@ -80,6 +80,7 @@ class Config:
         if not self.server and not self.target:
             raise ValueError("target is missing; add target=... or server=URL model=NAME")
         Sampling(self.temperature, self.top_k, self.top_p)  # checks their ranges
+
     @property
     def file(self) -> Path:
         """Where this worker writes: a folder of shards, or the one file."""
