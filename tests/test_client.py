@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,12 @@ from typing import Any
 import pytest
 from answer_runs import ASKED, by_id, read, run, write_prompts
 from chat_server import ChatServer, serving
+from test_regenerate import KILLER, ROOT
 
+from dlite.config import parse
 from dlite.target import TargetModel
+from train.data import load_samples
+from train.regenerate import Config, regenerate
 
 
 @pytest.fixture
@@ -133,3 +140,39 @@ def test_a_server_with_another_template_than_the_targets_is_found_out(
     thinking = (f"target={tiny_folder}", "template_kwargs.enable_thinking=true")
     with serving(tiny_target, tells_ids=True) as server:
         assert len(ask(server.url, prompts, tmp_path / "on.jsonl", *thinking)) == len(ASKED)
+
+
+def test_workers_share_the_prompts_and_training_reads_their_folder(
+    prompts: Path, tmp_path: Path, tiny_target: TargetModel
+) -> None:
+    """Every prompt is some worker's, whatever order they run in."""
+    out = tmp_path / "answers"
+    with serving(tiny_target, tells_ids=True) as server:
+        for shard in (1, 0):
+            options = [f"server={server.url}", "model=tiny", "shards=2", f"shard={shard}"]
+            common = [f"prompts={prompts}", f"out={out}", "max_new_tokens=12"]
+            regenerate(parse(Config, [*common, *options]))
+    files = sorted(out.glob("*.jsonl"))
+    assert [f.name for f in files] == ["00000-of-00002.jsonl", "00001-of-00002.jsonl"]
+    rows = [row for f in files for row in read(f)]
+    assert sorted(row["id"] for row in rows) == [f"p{i}" for i in range(len(ASKED))]
+    assert len(load_samples(out, tiny_target).samples) == len(ASKED)
+
+
+@pytest.mark.slow
+def test_two_thousand_prompts_killed_five_times_give_two_thousand_rows(
+    tmp_path: Path, tiny_target: TargetModel
+) -> None:
+    """R5, against a real server; kill -9 of the client."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    names = [f"p{i}" for i in range(2000)]
+    prompts.write_text("".join(json.dumps({"id": n, "prompt": n}) + "\n" for n in names))
+    killer = KILLER.replace("(1, 9, 20, 33, 45)", "(1, 300, 777, 1200, 1800)")
+    with serving(tiny_target, tells_ids=True) as server:
+        options = [f"server={server.url}", "model=tiny", f"prompts={prompts}", f"out={out}"]
+        options += ["max_new_tokens=16", "concurrency=8"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, "-c", killer, *options], cwd=ROOT, env=env, check=True)
+        assert 1800 <= len(read(out)) < 2000
+        regenerate(parse(Config, options))
+    assert sorted(row["id"] for row in read(out)) == sorted(names)

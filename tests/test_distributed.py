@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from train_worker import Done, steps
+from accelerate import Accelerator
+from conftest import save_tiny_llama
+from train_worker import Done, launch, steps
+
+from train.distributed import check_launch
 
 MIXED = {"name": "mixed", "context": "taps+history", "epochs": 4}
 LOSS = {"ce": 0.5, "tv": 1.0, "tau": 0.1}
@@ -80,3 +84,28 @@ def test_deepspeed_equals_one_process_with_the_same_global_batch(
             "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(ZERO / f"zero{stage}.json"),
         }
         assert_same(steps(tmp_path / f"zero{stage}", settings, 2, **environment), one, 1e-6)
+
+
+@pytest.mark.parametrize(("world", "deepspeed"), [(2, False), (1, True)])
+def test_a_rank_that_believes_to_be_alone_is_refused(world: int, deepspeed: bool) -> None:
+    """Without a back end accelerate starts every rank as a run of its own."""
+    with pytest.raises(ValueError, match="would train on its own; launch with"):
+        check_launch(Accelerator(), world, deepspeed=deepspeed)
+
+
+@pytest.mark.slow
+def test_ranks_with_different_targets_are_refused(
+    tmp_path: Path, rows: Path, tiny_folder: Path
+) -> None:
+    """N26: one rank's target was fresh and random."""
+    other = save_tiny_llama(tmp_path / "other", initializer_range=0.1)
+    folder = tmp_path / "1"
+    for rank, target in enumerate((tiny_folder, other)):
+        (folder / f"rank{rank}").mkdir(parents=True)
+        (folder / f"rank{rank}" / "target").symlink_to(target)
+    settings = job(tmp_path, rows, Path("target"))
+    (folder / "job.json").write_text(json.dumps({**settings, "own_folders": True}))
+    worker = str(Path(__file__).parent / "train_worker.py")
+    for done in launch(2, [worker, str(folder)], check=False):
+        assert done.returncode
+        assert "the target, the data or the configuration differs between processes" in done.stderr

@@ -23,7 +23,7 @@ from dlite.types import Request
 from train import run as program
 from train.config import check
 from train.loop import Fit
-from train.run import read_metrics
+from train.record import read_metrics
 from train.signals import Interrupted
 from train.state import latest
 

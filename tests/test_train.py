@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import TINY_DRAFT
 from hydra import compose, initialize_config_dir
 from safetensors.torch import load_file
+from torch import nn
 
 from dlite.decode import decode
 from dlite.drafters.neural import NeuralDrafter
+from dlite.model.config import DraftConfig
+from dlite.model.drafter import Blocks, DraftModel
 from dlite.target import TargetModel
 from dlite.types import Request
 from train import run as program
@@ -20,6 +25,7 @@ from train.config import TrainConfig, check
 from train.data import Sample, load_samples
 from train.loop import Data, Fit
 from train.rollout import walk
+from train.stages import compile_mlps
 from train.state import latest
 from train.states import LiveStates, MemoryStates
 
@@ -245,6 +251,42 @@ def test_a_frozen_head_is_the_teachers_to_the_last_bit(settings: dict[str, Any])
     assert head and all(torch.equal(teacher[name], student[name]) for name in head)
     moved = "layers.0.mlp.up_proj.weight"
     assert not torch.equal(teacher[moved], student[moved])
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_activation_checkpointing_changes_no_gradient(
+    settings: dict[str, Any], stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = []
+    for on in (False, True):
+        stages = [{**STAGES[stage], "init": "random"}]
+        run = program.Run(configure(settings, stages=stages, activation_checkpointing=on))
+        made = run.build(run.config.stages[0])
+        assert made.model.checkpointing is on
+        data = Data(run.train, [], LiveStates(run.target, run.layer_ids()))
+        fit = Fit(made, data, run.target, run.config, run.accelerator, run.folder)
+        monkeypatch.setattr(fit.optimizer, "step", lambda: None)
+        monkeypatch.setattr(fit.optimizer, "zero_grad", lambda: None)
+        fit.step(0)
+        gradients.append([p.grad for p in made.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_compiled_mlps_are_one_graph_each_for_every_number_of_anchors() -> None:
+    from torch._dynamo.utils import counters
+
+    model = DraftModel(DraftConfig(**{**TINY_DRAFT, "num_hidden_layers": 2}))
+    model.bind(
+        SimpleNamespace(  # pyright: ignore[reportArgumentType]
+            embed=nn.Embedding(512, 64), head_weight_VD=torch.zeros(512, 64), num_token_ids=512
+        )
+    )
+    compile_mlps(model, backend="eager")
+    counters.clear()
+    for num_anchors in (2, 3, 7, 12, 31):
+        anchor_A = torch.zeros(num_anchors, dtype=torch.long)
+        model.hidden(Blocks(anchor_A, torch.randn(num_anchors, 3, 64))).sum().backward()
+    assert 1 <= counters["stats"]["unique_graphs"] <= 4
 
 
 @pytest.mark.parametrize(

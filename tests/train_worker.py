@@ -79,6 +79,8 @@ def main(folder: Path) -> None:
     from train.states import LiveStates
 
     job = json.loads((folder / "job.json").read_text())
+    if job.pop("own_folders", False):
+        os.chdir(folder / f"rank{os.environ['RANK']}")
     if job["target"].get("dtype") == "float64":
         torch.set_default_dtype(torch.float64)  # the trainee's weights too
     config = check(OmegaConf.create(job))  # pyright: ignore[reportArgumentType]

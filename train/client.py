@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Generator, Iterable
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from train.rows import Rejected
@@ -56,29 +56,31 @@ class ChatClient:
         return _reply(self._post(body))
 
     def complete_all(
-        self, bodies: dict[str, dict[str, Any]], concurrency: int
+        self, bodies: Iterable[tuple[str, dict[str, Any]]], concurrency: int
     ) -> Generator[tuple[str, Reply | Rejected]]:
-        """Replies by name as they come. When the server is gone, those under way come first."""
-        stop = threading.Event()
+        """Replies by name as they come. At most `concurrency` requests are under way, and bodies
+        are taken as there is room. When the server is gone, what was under way comes first."""
 
-        def ask(name: str) -> tuple[str, Reply | Rejected | ServerError | None]:
+        def ask(name: str, body: dict[str, Any]) -> tuple[str, Reply | Rejected | ServerError]:
             try:
-                return name, None if stop.is_set() else self.complete(bodies[name])
+                return name, self.complete(body)
             except (Rejected, ServerError) as error:
                 return name, error
 
-        failure: ServerError | None = None
+        waiting, failure = iter(bodies), None
         with ThreadPoolExecutor(concurrency) as pool:
-            try:
-                for future in as_completed([pool.submit(ask, name) for name in bodies]):
+            running = {pool.submit(ask, *item) for item in islice(waiting, concurrency)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
                     name, reply = future.result()
                     if isinstance(reply, ServerError):
                         failure = failure or reply
-                        stop.set()
-                    elif reply is not None:
+                    else:
                         yield name, reply
-            finally:
-                stop.set()
+                if failure is None:
+                    room = concurrency - len(running)
+                    running |= {pool.submit(ask, *item) for item in islice(waiting, room)}
         if failure is not None:
             raise failure
 

@@ -74,7 +74,12 @@ class DataConfig:
     eval_samples: int = 32  # held out of `train`, by a hash of their ids
     max_length: int = 4096
     last_turn_only: bool = False
-    states: str = "live"  # or "memory": every state captured once and kept (small runs)
+    states: str = "live"  # or "memory": captured once and kept (small runs), or "cache": on disk
+    cache: str = "runs/cache"  # folder of "cache"; made if it is not there, shared by runs
+    cache_dtype: str = "bfloat16"  # or float16, float8, float32
+    cache_anchors: int = 512  # kept of a sample; epochs draw optim.anchors_per_sample of them
+    cache_limit_gb: float = 100.0  # a larger cache is made only with cache_yes=true
+    cache_yes: bool = False
     states_limit_gb: float = 8.0  # "memory" is refused above this
 
 
@@ -133,7 +138,8 @@ CHOICES = {
     "history_attention": ("dense", "flex"),
     "mixed_precision": ("no", "bf16"),
     "tracker": (None, "wandb", "tensorboard"),
-    "data.states": ("live", "memory"),
+    "data.states": ("live", "memory", "cache"),
+    "data.cache_dtype": ("float16", "bfloat16", "float8", "float32"),
     "model.head_init": ("random", "svd"),
 }
 

@@ -89,13 +89,16 @@ def main(argv: list[str]) -> None:
     config.run(Check, check)
 
 
-def anchors(sample: Sample, seed: int, epoch: int, limit: int) -> list[int]:
-    """At most `limit` anchors of a sample, ascending; a function of the arguments alone.
+def anchors(
+    sample: Sample, seed: int, epoch: int, limit: int, pool: list[int] | None = None
+) -> list[int]:
+    """At most `limit` anchors of a sample, ascending; a function of the arguments alone. `pool`:
+    drawn from these (what a cache holds) in place of all.
 
     Anchor a needs a position before it, and itself and a + 1 supervised. So the first generated
     token is one: its states come from the last prompt position.
     """
-    valid = _candidates(sample.loss_mask)
+    valid = _candidates(sample.loss_mask) if pool is None else pool
     if len(valid) <= limit:
         return valid
     key = hashlib.sha256(f"{seed}/{epoch}/{sample.id}".encode()).digest()

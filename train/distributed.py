@@ -33,6 +33,8 @@ def start(config: TrainConfig, folder: Path) -> Accelerator:
     if on_cpu and deepspeed:
         _deepspeed_on_cpu()
         handlers.append(InitProcessGroupKwargs(backend="gloo"))
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")  # TF32 for the vocabulary's float32 product
     accelerator = Accelerator(
         cpu=on_cpu and not deepspeed,
         mixed_precision=config.mixed_precision,

@@ -17,20 +17,31 @@ from dlite.model.config import DraftConfig
 from dlite.model.drafter import Blocks, DraftModel
 from dlite.model.losses import CHUNK_ELEMENTS
 from dlite.model.masks import History
-from dlite.target import CAPTURE_TOKENS
+from dlite.target import CAPTURE_TOKENS, TargetModel
 from dlite.weights import without_data
 
+# Dense bfloat16 peaks by a part of the device's name, from the makers' data sheets.
+PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "B200": 2250e12}
 LOSS_TENSORS = 9  # [chunk, V] float32 tensors of `row_terms` and its backward alive at once
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
     num_parameters: int
-    num_layers: int
     hidden_size: int
     intermediate_size: int
     vocab_size: int
     bytes_per_value: int
+
+    @classmethod
+    def of(cls, target: TargetModel) -> TargetSizes:
+        return cls(
+            sum(p.numel() for p in target.model.parameters()),
+            target.hidden_size,
+            target.model.config.intermediate_size,
+            target.vocab_size,
+            target.dtype.itemsize,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,14 @@ def _inputs(config: DraftConfig, load: Load, dtype: torch.dtype) -> tuple[Blocks
         states_SCD = torch.empty(load.tokens, len(layers), D, dtype=dtype)
         history = History(states_SCD, anchor_A, anchor_A)
     return Blocks(anchor_A, taps_ALD, history), prev_AK
+
+
+def peak_flops(device: torch.device | str) -> float | None:
+    """Of the device in bfloat16, None where it is not known."""
+    if torch.device(device).type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
 def flops(

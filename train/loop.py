@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,12 @@ from tqdm import tqdm
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
 from train.batches import Batch, assemble, num_steps_per_epoch, step_samples, supervision
+from train.cache import CachedStates
 from train.config import TrainConfig
 from train.data import Sample, anchors
 from train.distributed import accumulating, splits_weights, whole_weights
+from train.estimate import Load, TargetSizes, flops, peak_flops
+from train.finite import check_finite
 from train.held_out import draft_for, summarise
 from train.optim import build_optimizer, learning_rate
 from train.packing import deal
@@ -29,6 +31,7 @@ from train.signals import Interrupted, Stop
 from train.stages import Stage, relabel, t2draft
 from train.state import Position, Trained, save_state
 from train.states import States
+from train.work import Step, Work
 
 
 @dataclass(slots=True)
@@ -45,21 +48,6 @@ class Part:
     samples: Sequence[Sample]
     anchors: list[list[int]]
     silent: bool = False
-
-
-@dataclass(slots=True)
-class Step:
-    """What an optimizer step did. `stats` and the counts are this rank's, the rest is global.
-
-    `stop` is the number of a signal that some rank got, else 0.
-    """
-
-    loss: float
-    grad_norm: float
-    stats: dict[str, Tensor]
-    num_anchors: int
-    num_tokens: int
-    stop: int = 0
 
 
 def num_steps(stage: Stage, data: Data, config: TrainConfig) -> int:
@@ -108,15 +96,13 @@ class Fit:
             disable=not self.accelerator.is_main_process,
         )
         self.evaluate(start)
-        began, num_anchors, num_tokens = time.perf_counter(), 0, 0
+        work = Work()
         for step in bar:
             did, done = self.step(step), step + 1
-            num_anchors += did.num_anchors
-            num_tokens += did.num_tokens
+            work.add(did)
             if done % self.config.log_every == 0 or done == self.num_steps:
-                seconds = time.perf_counter() - began
-                self.log_step(done, did, num_anchors / seconds, num_tokens / seconds, bar)
-                began, num_anchors, num_tokens = time.perf_counter(), 0, 0
+                self.log_step(done, did, work, bar)
+                work = Work()
             if did.stop or (done % self.config.save_every == 0 and done < self.num_steps):
                 self.save(done)
             if did.stop:
@@ -137,7 +123,7 @@ class Fit:
         parts = self.parts(step)
         totals = self.global_totals(parts)
         loss = torch.zeros((), device=self.device, dtype=torch.float64)
-        did = Step(math.nan, math.nan, {}, 0, 0)
+        did = Step(math.nan, math.nan, {}, 0, 0, 0)
         for i, part in enumerate(parts):
             batch = self.batch(part)
             with accumulating(self.accelerator, self.wrapped, last=i == len(parts) - 1):
@@ -146,13 +132,15 @@ class Fit:
                 self.accelerator.backward(share * self.world)
             loss += share.detach()
             did.stats = {k: did.stats.get(k, 0) + v for k, v in counts.items()}
-            did.num_anchors += 0 if part.silent else len(batch.prev_AK)
-            did.num_tokens += 0 if part.silent else sum(len(s.input_ids) for s in part.samples)
+            if not part.silent:
+                did.num_anchors += len(batch.prev_AK)
+                did.num_tokens += sum(len(s.input_ids) for s in part.samples)
+                did.num_supervised += sum(sum(s.loss_mask) for s in part.samples)
         heard = torch.tensor(float(self.stop.number), device=self.device, dtype=torch.float64)
         summed = self.accelerator.reduce(torch.stack([loss, heard]), "sum")
         assert isinstance(summed, Tensor)
         did.loss = float(summed[0])
-        self.check_finite(did.loss, step)
+        check_finite(did.loss, self.stage, step)
         norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.config.optim.clip)
         did.grad_norm = math.nan if norm is None else float(norm)
         self.optimizer.step()
@@ -177,7 +165,9 @@ class Fit:
         shares = deal(
             samples, self.world, size=optim.micro_batch_size, tokens=optim.micro_batch_tokens
         )
-        drawn = {s.id: anchors(s, seed, epoch, optim.anchors_per_sample) for s in samples}
+        drawn = {
+            s.id: anchors(s, seed, epoch, optim.anchors_per_sample, self.pool(s)) for s in samples
+        }
         first = samples[0]
         return [
             Part(part, [drawn[s.id] for s in part])
@@ -185,6 +175,10 @@ class Fit:
             else Part([first], [drawn[first.id][:1]], silent=True)
             for part in shares[self.rank]
         ]
+
+    def pool(self, sample: Sample) -> list[int] | None:
+        states = self.data.states
+        return states.pool(sample) if isinstance(states, CachedStates) else None
 
     def batch(self, part: Part) -> Batch:
         batch = assemble(
@@ -228,23 +222,6 @@ class Fit:
         assert isinstance(summed, Tensor)
         return dict(zip(names, summed.tolist(), strict=True))
 
-    def check_finite(self, loss: float, step: int) -> None:
-        if math.isfinite(loss):
-            return
-        named = list(self.stage.model.named_parameters())
-        tensors = [("weights", name, p) for name, p in named]  # a bad weight spoils all gradients
-        tensors += [("gradient", name, p.grad) for name, p in named if p.grad is not None]
-        for what, name, tensor in tensors:
-            if not tensor.isfinite().all():
-                raise ValueError(
-                    f"stage {self.stage.config.name}, step {step}: loss is {loss}, first bad "
-                    f"tensor: {what} of {name}; lower optim.learning_rate or check the data"
-                )
-        raise ValueError(
-            f"stage {self.stage.config.name}, step {step}: loss is {loss} with finite weights and "
-            "gradients; the target's states are broken, check its dtype"
-        )
-
     def whole(self) -> Stage:
         """The stage with all of its weights on this rank. All ranks must call it."""
         if not splits_weights(self.accelerator):
@@ -282,14 +259,28 @@ class Fit:
         assert isinstance(summed, Tensor)
         return dict(zip(names, summed, strict=True))
 
-    def log_step(self, done: int, did: Step, anchors: float, tokens: float, bar: tqdm) -> None:
-        speeds = self.accelerator.reduce(torch.tensor([anchors, tokens], device=self.device), "sum")
-        assert isinstance(speeds, Tensor)
+    def log_step(self, done: int, did: Step, work: Work, bar: tqdm) -> None:
+        local = torch.tensor(work.speeds(), device=self.device)
+        summed = self.accelerator.reduce(local, "sum")
+        assert isinstance(summed, Tensor)
+        anchors, tokens, supervised = summed.tolist()
         line = {"loss": did.loss, "grad_norm": did.grad_norm, "lr": self.rate(done - 1)}
         line |= summarise(self.global_stats(did.stats))
-        line |= dict(zip(("anchors_per_second", "tokens_per_second"), speeds.tolist(), strict=True))
+        line |= {"anchors_per_second": anchors, "supervised_tokens_per_second": supervised}
+        if peak := peak_flops(self.device):
+            line["mfu"] = self.flops_per_second(anchors, tokens) / peak / self.world
         self.log(done, line)
         bar.set_postfix(loss=f"{did.loss:.3f}", hit=f"{line['hit_by_position'][0]:.2f}")
+
+    def flops_per_second(self, anchors: float, tokens: float) -> float:
+        teacher = self.stage.teacher
+        return flops(
+            self.stage.model.config,
+            TargetSizes.of(self.target),
+            Load(round(tokens), round(anchors), self.config.data.max_length),
+            teacher=teacher.config if teacher is not None else None,
+            target_logits=bool(self.stage.loss.tv or self.stage.loss.tau),
+        )
 
     def log(self, step: int, values: dict) -> None:
         if not self.accelerator.is_main_process:

@@ -74,15 +74,7 @@ class Planner:
     ) -> None:
         self.config, self.draft, self.load, self.ranks = config, draft, load, ranks
         self.samples_in_load = 1
-        hf = target.model.config
-        self.target = TargetSizes(
-            num_parameters=sum(p.numel() for p in target.model.parameters()),
-            num_layers=target.num_layers,
-            hidden_size=target.hidden_size,
-            intermediate_size=hf.intermediate_size,
-            vocab_size=target.vocab_size,
-            bytes_per_value=target.dtype.itemsize,
-        )
+        self.target = TargetSizes.of(target)
         drafts = [self.draft_of(stage) for stage in config.stages]
         self.num_state_layers = len(
             {k for d in drafts for k in d.state_layer_ids} | {target.num_layers - 1}

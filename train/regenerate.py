@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -60,6 +62,8 @@ class Config:
     server: str | None = None
     model: str | None = None
     concurrency: int = 8
+    shards: int = 1  # workers that share the prompts; each writes a file of its own
+    shard: int = 0  # this worker's number: a global rank
     retries: int = 5
     timeout_seconds: float = 600.0
 
@@ -69,11 +73,20 @@ class Config:
         for name in ("batch_size", "max_new_tokens", "concurrency"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; give at least 1")
+        if not 0 <= self.shard < self.shards:
+            raise ValueError(f"shard is {self.shard} of {self.shards}; give 0 to {self.shards - 1}")
         if self.server and not self.model:
             raise ValueError("model is missing; add model=NAME as the server knows it")
         if not self.server and not self.target:
             raise ValueError("target is missing; add target=... or server=URL model=NAME")
         Sampling(self.temperature, self.top_k, self.top_p)  # checks their ranges
+
+    @property
+    def file(self) -> Path:
+        """Where this worker writes: a folder of shards, or the one file."""
+        if self.shards == 1:
+            return Path(self.out)
+        return Path(self.out) / f"{self.shard:05d}-of-{self.shards:05d}.jsonl"
 
     def sampling(self, name: str) -> Sampling:
         """Each row draws from its own seed, so an interruption changes no answer."""
@@ -136,6 +149,8 @@ def load_prompts(config: Config, rejected: Counter[str]) -> dict[str, Chat]:
     chats: dict[str, Chat] = {}
     for row in islice(read_rows(config.prompts, rejected), config.limit):
         name = row_id(row)
+        if zlib.crc32(name.encode()) % config.shards != config.shard:
+            continue
         if name in chats and any(key in row for key in ID_KEYS):
             raise ValueError(f"{','.join(config.prompts)} has two rows of id {name!r}; rename one")
         try:
@@ -155,7 +170,7 @@ def regenerate(config: Config) -> None:
     target = None
     if config.target:
         target = TargetModel.load(config.target, dtype=config.dtype, device=config.device)
-    file = AnswerFile(config.out, _settings(config, target), overwrite=config.overwrite)
+    file = AnswerFile(config.file, _settings(config, target), overwrite=config.overwrite)
     progress = Progress(file, chats, config)
     progress.rejected += rejected
     todo = {name: chat for name, chat in chats.items() if name not in file.ids}
@@ -171,7 +186,7 @@ def regenerate(config: Config) -> None:
         raise ValueError(f"none of {len(todo)} prompts got an answer: {reasons(progress.rejected)}")
     print(
         f"{progress.num_rows} answers of {progress.num_tokens} tokens at "
-        f"{progress.tokens_per_second:.1f} tokens/s; {len(file.ids)} rows in {config.out}; "
+        f"{progress.tokens_per_second:.1f} tokens/s; {len(file.ids)} rows in {config.file}; "
         f"left out: {reasons(progress.rejected)}"
     )
 
@@ -215,7 +230,7 @@ def _ask_server(
     client = ChatClient(
         config.server, retries=config.retries, timeout_seconds=config.timeout_seconds
     )
-    bodies = {name: _body(config, name, chat) for name, chat in todo.items()}
+    bodies = ((name, _body(config, name, chat)) for name, chat in todo.items())
     with closing(client.complete_all(bodies, config.concurrency)) as replies:
         for name, reply in replies:
             if isinstance(reply, Rejected):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import hydra
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 import dlite.checkpoint
@@ -24,14 +25,16 @@ from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
 from dlite.weights import read_tensors, warm_start
-from train import distributed
+from train import cache, distributed
+from train.cache import CachedStates
 from train.config import StageConfig, TrainConfig, check
 from train.data import Sample, load_samples, token_counts
 from train.loop import Data, Fit, num_steps
 from train.plan import measured_plan, outlined_plan, print_plan
+from train.record import as_json, check_same_run, keep_metrics_up_to, read_metrics
 from train.signals import Interrupted, Stop
 from train.stages import Stage, build_model, compile_mlps, draft_config
-from train.state import Position, latest, write_atomically
+from train.state import Position, latest
 from train.states import LiveStates, MemoryStates, States
 
 CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
@@ -77,8 +80,37 @@ class Run:
     def states(self) -> States:
         if self.config.data.states == "live":
             return LiveStates(self.target, self.layer_ids())
+        if self.config.data.states == "cache":
+            return self.cached()
         limit = self.config.data.states_limit_gb * 1e9
         return MemoryStates(self.target, self.layer_ids(), [*self.train, *self.held_out], limit)
+
+    def cached(self) -> CachedStates:
+        """The cache of `data.cache`, made first if it is not there."""
+        data, folder = self.config.data, Path(self.config.data.cache)
+        prints, drafts = self.target.fingerprint(), map(self.stage_config, self.config.stages)
+        reads_history = any(d.context != "taps" for d in drafts)
+        layout = cache.Layout(
+            weights=prints["weights"],
+            tokenizer=prints["tokenizer"],
+            samples=_hash([*self.train, *self.held_out]),
+            template_kwargs=json.dumps(dict(self.config.target.template_kwargs), sort_keys=True),
+            tap_ids=self.draft.tap_ids,
+            history_ids=self.draft.history_layer_ids if reads_history else (),
+            last=self.target.num_layers - 1,
+            num_draft=self.draft.num_draft_tokens,
+            anchors_per_sample=data.cache_anchors,
+            seed=self.config.seed,
+            dtype=data.cache_dtype,
+        )
+        found = (folder / cache.MANIFEST).exists()
+        self.accelerator.wait_for_everyone()  # or a quick rank would find what another makes
+        if not found:
+            limit = math.inf if data.cache_yes else data.cache_limit_gb * 1e9
+            cache.write(
+                folder, layout, self.target, self.train, self.held_out, self.accelerator, limit
+            )
+        return CachedStates(folder, layout)
 
     def finished(self, name: str) -> Path:
         return self.folder / "stages" / name
@@ -159,29 +191,6 @@ def split(samples: list[Sample], num_held_out: int) -> tuple[list[Sample], list[
     return [s for s in samples if s.id not in held_out], [s for s in samples if s.id in held_out]
 
 
-def keep_metrics_up_to(folder: Path, stages: list[StageConfig], position: Position | None) -> None:
-    """Drop lines of steps that a resumed run does again; all of them when it starts over."""
-    names = [s.name for s in stages]
-    kept = []
-    if position is not None:
-        now = names.index(position.stage), position.step
-        for line in read_metrics(folder):
-            at = names.index(line["stage"]), line["step"]
-            # A run evaluates where it resumes: the line that it wrote there before goes.
-            if at < now or (at == now and "tau" not in line):
-                kept.append(json.dumps(line) + "\n")
-    write_atomically(folder / "metrics.jsonl", "".join(kept))
-
-
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines logged so far; a last one that a kill tore is left out."""
-    file = folder / "metrics.jsonl"
-    if not file.exists():
-        return []
-    whole, _, _ = file.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def train(config: TrainConfig) -> None:
     if config.run == "plan" and config.plan.samples:
         print_plan(outlined_plan(config), config, Path(config.output) / config.name)
@@ -193,7 +202,7 @@ def train(config: TrainConfig) -> None:
         return
     found = latest(run.folder / "state") if config.resume else None
     if run.accelerator.is_main_process:
-        check_same_run(run, resuming=found is not None)
+        check_same_run(run.folder, config, resuming=found is not None)
         keep_metrics_up_to(run.folder, config.stages, found[1] if found else None)
     if config.tracker:
         run.accelerator.init_trackers("dlite", json.loads(as_json(config)))
@@ -249,27 +258,6 @@ def _hash(samples: list[Sample]) -> str:
     for sample in samples:
         digest.update(f"{sample.id} {sample.input_ids} {sample.loss_mask}".encode())
     return digest.hexdigest()[:16]
-
-
-def as_json(config: TrainConfig) -> str:
-    return json.dumps(OmegaConf.to_container(OmegaConf.structured(config)), sort_keys=True)
-
-
-def check_same_run(run: Run, *, resuming: bool) -> None:
-    """A resumed run must have the settings that it was begun with; say which differ."""
-    file = run.folder / "config.yaml"
-    now = OmegaConf.structured(run.config)
-    if resuming and file.exists():
-        before, ours = (OmegaConf.to_container(c) for c in (OmegaConf.load(file), now))
-        assert isinstance(before, dict) and isinstance(ours, dict)
-        free = {"run", "resume", "tracker", "log_every", "eval_every", "save_every", "keep_states"}
-        differing = [str(k) for k in ours if k not in free and before.get(k) != ours[k]]
-        if differing:
-            raise ValueError(
-                f"{run.folder} was begun with other settings of {', '.join(differing)}; "
-                "use them again, or give another name= or resume=false"
-            )
-    write_atomically(file, OmegaConf.to_yaml(now))
 
 
 def main(argv: list[str]) -> int:

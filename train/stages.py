@@ -78,10 +78,10 @@ def build_model(
     return model
 
 
-def compile_mlps(model: DraftModel) -> None:
+def compile_mlps(model: DraftModel, backend: str = "inductor") -> None:
     """One compiled graph for every number of anchors. Attention is left to its own kernels."""
     for layer in model.layers:
-        layer.mlp.compile(dynamic=True)  # type: ignore[union-attr,operator]
+        layer.mlp.compile(dynamic=True, backend=backend)  # type: ignore[union-attr,operator]
 
 
 class Stage(nn.Module):

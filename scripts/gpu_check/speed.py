@@ -17,7 +17,7 @@ from eval.shapes import Rounds, Tables, build_model, build_rounds
 from gpu_check.sizes import SIZES, Plan, random_target
 from train.config import LossConfig, ModelConfig, OptimConfig, StageConfig, TrainConfig
 from train.data import Sample
-from train.estimate import Load
+from train.estimate import Load, peak_flops
 from train.loop import Data, Fit
 from train.plan import Planner
 from train.stages import Stage, draft_config
@@ -26,7 +26,6 @@ from train.states import LiveStates
 
 NUM_DRAFT = 7
 MAX_STATE_BYTES = 24 * 2**30  # a baseline's cache above this is left out
-PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12, "B200": 2250e12}
 
 
 def wait(device: str) -> None:
@@ -45,11 +44,6 @@ def seconds(job: Callable[[], object], device: str, repeats: int = 5) -> float:
         wait(device)
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)
-
-
-def peak_flops(device: str) -> float | None:
-    name = torch.cuda.get_device_name() if device == "cuda" else ""
-    return next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
 
 
 def training(name: str, plan: Plan, device: str) -> dict[str, Any]:
@@ -85,6 +79,7 @@ def _stage(
     planner = Planner(config, target, draft, load, ranks=1)
     model = build_draft(planner.draft_of(stage), target, torch.ones(target.vocab_size), "random", 0)
     layers = tuple(sorted({k for s in config.stages for k in planner.draft_of(s).state_layer_ids}))
+    torch.set_float32_matmul_precision("high")
     accelerator = Accelerator(mixed_precision="bf16")
     made = Stage(stage, model, target, None, config.optim.gamma)
     data = Data(samples, [], LiveStates(target, layers))
