@@ -241,9 +241,7 @@ def load(
     of the target), and for missing, extra or misshapen tensors.
     """
     checkpoint = read(folder, target.num_layers if target is not None else None)
-    if target is not None and checkpoint.target is not None:
-        checkpoint.target.check(target, strict=strict)
-    model = assemble(checkpoint, target)
+    model = assemble(checkpoint, target, strict=strict)
     model.to(
         device=device or (target.device if target is not None else "cpu"),
         dtype=dtype or (target.dtype if target is not None else None),
@@ -251,12 +249,17 @@ def load(
     return model if target is None else model.bind(target)
 
 
-def assemble(checkpoint: Checkpoint, target: TargetModel | None = None) -> DraftModel:
-    """The model as its file holds it: on the CPU, in the file's dtype, not bound. `target`, for
-    other projects' layouts, is what their copies of its tables are compared with."""
+def assemble(
+    checkpoint: Checkpoint, target: TargetModel | None = None, *, strict: bool = False
+) -> DraftModel:
+    """The model as its file holds it: on the CPU, in the file's dtype, not bound. `target` must be
+    the one that it was trained for, as in `load`; other projects' copies of its tables are
+    compared with it."""
     config = checkpoint.config
     if target is not None:
         check_sizes(config, TargetRecord.of(target))
+        if checkpoint.target is not None:
+            checkpoint.target.check(target, strict=strict)
     stored = tensors = read_tensors(checkpoint.folder)
     theirs = checkpoint.layout in history_layouts.LAYOUTS
     if theirs:

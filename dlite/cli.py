@@ -265,9 +265,7 @@ def _export(args: argparse.Namespace) -> None:
         raise ValueError(f"{out} exists and is not empty; choose another folder, or --overwrite")
     target = _load_target(args.target, "cpu", None) if args.target else None
     found = checkpoint.read(args.folder, target and target.num_layers)
-    if target and found.target:
-        found.target.check(target, strict=True)
-    model = checkpoint.assemble(found, target)
+    model = checkpoint.assemble(found, target, strict=True)
     dtype = model.norm.weight.dtype
     if args.to == "authors":
         checkpoint.export_authors(model, out, dtype=dtype)

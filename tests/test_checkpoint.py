@@ -303,7 +303,7 @@ def test_saving_for_a_target_of_another_size_is_refused(
         ({"layer_ids": [1, 2, 4]}, ["taps"], "", "states tap ids twice"),
         ({"last_layer_post_norm": False}, ["taps"], "", "before the target's final norm"),
         ({}, ["target"], "tokenizer", "'target' must have"),
-        ({"speculators_model_type": "dflash"}, [], "draft", "describes a 'dflash' model"),
+        ({"speculators_model_type": "eagle3"}, [], "draft", "describes a 'eagle3' model"),
     ],
 )
 def test_a_config_that_would_be_guessed_at_is_refused(
