@@ -168,7 +168,7 @@ def walk(workload: Workload, tokenizer: Any, max_draft: int) -> Walk:
                     replay(
                         half,
                         walked,
-                        costs=CostTable.roofline(1),
+                        costs=CostTable.roofline(256),
                         end_id=workload.end_id,
                         max_draft=max_draft,
                         on_tokens=bar.update,
