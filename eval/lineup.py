@@ -16,7 +16,7 @@ from dlite.hybrid import Hybrid
 from dlite.planner import Chooser, Planner
 from eval.lookup import PromptLookup
 from eval.partner import SimulatedDrafter
-from eval.profile import CAPS_FILE, CORPUS_FOLDER, PRIORS_FILE
+from eval.profile import CAPS_FILE, CORPUS_FOLDER, ONE_BLOCK_PRIORS_FILE, PRIORS_FILE
 from eval.recorded import CallRecord, RecordedDrafter
 from eval.rules import Thresholds
 
@@ -69,7 +69,8 @@ class Variant:
             if self.corpus:
                 options["corpus"] = setting.in_profile(CORPUS_FOLDER)
             if self.drafter == "survival":
-                options["priors"] = setting.in_profile(PRIORS_FILE)
+                name = PRIORS_FILE if self.structure else ONE_BLOCK_PRIORS_FILE
+                options["priors"] = setting.in_profile(name)
             if self.caps:
                 options["caps"] = setting.in_profile(CAPS_FILE.format(self.caps))
             drafters.append(build(self.drafter, options, tokenizer=setting.tokenizer))

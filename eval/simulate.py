@@ -22,6 +22,7 @@ from dlite.config import run
 from dlite.costs import CostTable
 from dlite.drafters.structure import parse_structure
 from eval import lineup
+from eval.profile import STRUCTURE
 from eval.provenance import provenance
 from eval.recorded import CallRecord, record
 from eval.rendering import Workload, load_calls
@@ -65,7 +66,7 @@ class Config:
     costs: str | None = None
     ridge: int = 256
     per_token: float = 0.0005
-    structure: str = '[[["<tool_call>", "</tool_call>"]], [["```", "```"]]]'
+    structure: str = STRUCTURE
     cache: str | None = None
 
     def __post_init__(self) -> None:
