@@ -1,4 +1,4 @@
-"""The command line: `dlite generate`, `dlite serve`, `dlite inspect`, `dlite export`."""
+"""The command line: `dlite generate`, `serve`, `inspect`, `export`, `corpus`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlite.drafters.registry import DRAFTERS, build
+from dlite.drafters.registry import DRAFTERS
 
 if TYPE_CHECKING:
-    from dlite.decode import DecodeResult
-    from dlite.drafters.base import Drafter
     from dlite.target import TargetModel
     from dlite.types import Request
 
@@ -61,7 +59,9 @@ def parser() -> argparse.ArgumentParser:
         choices=(*DRAFTERS, "none"),
         help="default: dlite with --draft, else ngram; hybrid plans over retrieval and --draft",
     )
-    generate.add_argument("--corpus", metavar="DIR", help="static corpus of agspec, rest, hybrid")
+    generate.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="of the drafter"
+    )
     generate.add_argument("--prompt", metavar="TEXT", help="default: read standard input")
     generate.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
     generate.add_argument("--top-k", type=int, default=0, help="0: off (default)")
@@ -93,6 +93,16 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--to", choices=("dlite", "authors", "vllm", "sglang"), required=True)
     export.add_argument("--target", help="record its fingerprints (for imported draft models)")
     export.add_argument("--overwrite", **_flag(False), help="write into a folder that has files")
+
+    corpus = _command(commands, "corpus", None, "static corpora for retrieval drafters")
+    actions = corpus.add_subparsers(metavar="COMMAND", required=True)
+    build = _command(actions, "build", _corpus_build, "index documents with their sources")
+    build.add_argument("out", metavar="OUT")
+    build.add_argument("paths", metavar="FILE|DIR", nargs="+", help="text, or .jsonl documents")
+    build.add_argument("--tokenizer", metavar="TARGET", required=True)
+    build.add_argument("--licence", default="", help="of documents that state none")
+    show = _command(actions, "inspect", _corpus_inspect, "what a corpus holds, and where from")
+    show.add_argument("folder", metavar="DIR")
     return root
 
 
@@ -113,6 +123,8 @@ def _flag(default: bool) -> dict[str, Any]:
 def _generate(args: argparse.Namespace) -> None:
     from dlite import checkpoint
     from dlite.decode import decode
+    from dlite.describe import run_line
+    from dlite.drafters.registry import build
     from dlite.streaming import TextStream
     from dlite.types import Request, Sampling
 
@@ -139,7 +151,10 @@ def _generate(args: argparse.Namespace) -> None:
         raise ValueError("the prompt is empty; give --prompt TEXT or write it to standard input")
 
     target = _load_target(args.target, args.device, args.dtype)
-    drafter = _drafter(kind, args, target, num_draft)
+    options = _options(args)
+    if kind == "hybrid":
+        options = {"num_draft": num_draft, **options}
+    drafter = None if kind == "none" else build(kind, options, target=target)
     if args.chat:
         ids = target.render([{"role": "user", "content": prompt}], **template_kwargs)
     else:
@@ -152,7 +167,7 @@ def _generate(args: argparse.Namespace) -> None:
 
     result = decode(target, [request], drafter, num_draft=num_draft, on_tokens=show)
     print(stream.flush(), flush=True)
-    print(_statistics(result, kind), file=sys.stderr)
+    print(run_line(result, kind), file=sys.stderr)
 
 
 def _num_draft(asked: int | None, trained: int | None, default: int) -> int:
@@ -179,34 +194,13 @@ def _load_target(name: str, device: str | None, dtype: str | None) -> TargetMode
     return TargetModel.load(name, dtype=dtype, device=device)
 
 
-def _drafter(
-    kind: str, args: argparse.Namespace, target: TargetModel, num_draft: int
-) -> Drafter | None:
-    if kind == "none":
-        return None
-    options: dict[str, Any] = {} if args.corpus is None else {"corpus": args.corpus}
-    if args.draft is not None:
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    from dlite.config import split
+
+    options: dict[str, Any] = {**split(args.option)}
+    if args.draft:
         options |= {"draft": args.draft, "strict": args.strict}
-    if kind == "hybrid":
-        options["num_draft"] = num_draft
-    return build(kind, options, target=target)
-
-
-def _statistics(result: DecodeResult, kind: str) -> str:
-    from dlite.types import tokens_per_step
-
-    (completion,) = result.completions
-    seconds, count = result.times.total_seconds, len(completion.tokens)
-    parts = [
-        f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s)",
-        f"drafter {kind}",
-    ]
-    if completion.rounds:
-        parts.append(f"tau {tokens_per_step(completion.rounds):.2f}")
-    if drafted := sum(r.drafted for r in completion.rounds):
-        accepted = sum(r.accepted for r in completion.rounds)
-        parts.append(f"acceptance {accepted / drafted:.1%} of {drafted} drafted tokens")
-    return "; ".join([*parts, f"finished by {completion.finish_reason}"])
+    return options
 
 
 def _serve(args: argparse.Namespace) -> None:
@@ -225,7 +219,10 @@ def _inspect(args: argparse.Namespace) -> None:
         lines = describe.draft_lines(args.name)
     else:
         lines = describe.target_lines(_load_target(args.name, "cpu", None))
-    lines |= describe.environment_lines()
+    _print_table({**lines, **describe.environment_lines()})
+
+
+def _print_table(lines: dict[str, Any]) -> None:
     width = max(map(len, lines))
     for key, value in lines.items():
         print(f"{key:<{width}}  {value}")
@@ -268,6 +265,24 @@ def _served_by(folder: str, target: str | None) -> str:
     record = checkpoint.read(folder).target
     name = target or (record.name if record else "TARGET")
     return shlex.join(["dlite", "serve", name, "--draft", folder])
+
+
+# ---- corpus ----------------------------------------------------------------------------------
+
+
+def _corpus_build(args: argparse.Namespace) -> None:
+    from dlite.corpora import build_corpus
+
+    manifest = build_corpus(
+        Path(args.out), args.tokenizer, [Path(path) for path in args.paths], args.licence
+    )
+    print(f"wrote {args.out}: {len(manifest.sources)} documents, {manifest.num_tokens:,} tokens")
+
+
+def _corpus_inspect(args: argparse.Namespace) -> None:
+    from dlite.describe import corpus_lines
+
+    _print_table(corpus_lines(Path(args.folder)))
 
 
 if __name__ == "__main__":

@@ -18,24 +18,28 @@ def parse(config_class: type[C], argv: Sequence[str]) -> C:
     Raises ValueError of one line for an unknown key, a wrong type or a missing value. Choices are
     Enums or checked in `__post_init__` (OmegaConf knows no Literal).
     """
+    return from_mapping(config_class, split(argv))
+
+
+def split(argv: Sequence[str]) -> dict[str, str]:
     values = {}
     for item in argv:
-        key, equals, text = item.partition("=")
+        key, equals, values[key] = item.partition("=")
         if not equals:
             raise ValueError(f"argument {item!r} has no '='; write it as key=value")
-        values[key] = _value(_kind(config_class, key), text)
-    return from_mapping(config_class, values)
+    return values
 
 
 def from_mapping(config_class: type[C], values: Mapping[str, Any]) -> C:
-    """The dataclass filled from values by (dotted) key, checked as `parse` checks arguments."""
+    """As `parse`, from values by their (dotted) key; those that are text are read as there."""
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
     config = OmegaConf.structured(config_class)
     for key, value in values.items():
         try:
-            OmegaConf.update(config, key, value)
+            read = _value(_kind(config_class, key), value) if isinstance(value, str) else value
+            OmegaConf.update(config, key, read)
         except (ConfigKeyError, AttributeError):
             known = ", ".join(f.name for f in fields(config_class))  # pyright: ignore
             raise ValueError(f"unknown key {key!r}; known keys are {known}") from None

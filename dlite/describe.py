@@ -1,10 +1,12 @@
-"""What `dlite inspect` says of draft models, targets and this environment."""
+"""What `dlite inspect` says of draft models, targets, static corpora and this environment."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dlite.decode import DecodeResult
     from dlite.target import TargetModel
 
 
@@ -46,6 +48,26 @@ def target_lines(target: TargetModel) -> dict[str, Any]:
     }
 
 
+def corpus_lines(folder: Path) -> dict[str, Any]:
+    from dlite.retrieval.corpus import read_manifest
+
+    manifest = read_manifest(folder)
+    licences: dict[str, int] = {}
+    for source in manifest.sources:
+        name = source.licence or "not stated"
+        licences[name] = licences.get(name, 0) + source.num_tokens
+    return {
+        "kind": f"static corpus, {manifest.format}",
+        "folder": folder,
+        "documents": f"{len(manifest.sources):,}",
+        "tokens": f"{manifest.num_tokens:,}",
+        "tokenizer": manifest.tokenizer,
+        "sha256": manifest.sha256,
+        **{f"licence {name}": f"{tokens:,} tokens" for name, tokens in sorted(licences.items())},
+        **{f"source {s.source}": f"{s.num_tokens:,} tokens" for s in manifest.sources},
+    }
+
+
 def environment_lines() -> dict[str, str]:
     from importlib.metadata import version
 
@@ -60,3 +82,20 @@ def environment_lines() -> dict[str, str]:
     lines["vllm plugin"] = vllm_plugin.status()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {**lines, "gpu": gpu}
+
+
+def run_line(result: DecodeResult, kind: str) -> str:
+    from dlite.types import tokens_per_step
+
+    (completion,) = result.completions
+    seconds, count = result.times.total_seconds, len(completion.tokens)
+    parts = [
+        f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s)",
+        f"drafter {kind}",
+    ]
+    if completion.rounds:
+        parts.append(f"tau {tokens_per_step(completion.rounds):.2f}")
+    if drafted := sum(r.drafted for r in completion.rounds):
+        accepted = sum(r.accepted for r in completion.rounds)
+        parts.append(f"acceptance {accepted / drafted:.1%} of {drafted} drafted tokens")
+    return "; ".join([*parts, f"finished by {completion.finish_reason}"])

@@ -146,6 +146,24 @@ def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def load_tokenizer(name: str) -> Any:
+    """Of a folder with tokenizer.json, or of a target by its name, without its model.
+
+    Raises ValueError where none is found.
+    """
+    if (Path(name) / "tokenizer.json").is_file():
+        return AutoTokenizer.from_pretrained(name)
+    source, gguf_file = locate(name)
+    try:
+        if gguf_file is not None:
+            with _quiet():
+                return PreTrainedTokenizerFast.from_pretrained(source, gguf_file=gguf_file)
+        return AutoTokenizer.from_pretrained(source)
+    except OSError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"tokenizer of {name!r} can't be loaded: {reason}") from None
+
+
 class _quiet:
     """Silences transformers' progress bars and load report."""
 

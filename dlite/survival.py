@@ -43,15 +43,26 @@ class Outcome(NamedTuple):
     accepted: int
 
 
-def cell_of(evidence: Evidence) -> Cell:
-    support, votes = evidence.support, evidence.votes
+class Promise(NamedTuple):
+    """`survival[k]` is the probability that the first k + 1 tokens are all accepted, `expected[k]`
+    how many of the first k are."""
+
+    survival: list[float]
+    expected: list[float]
+
+
+def cell_of(source: int, match_length: int, support: int, votes: int) -> Cell:
     if support == 1:
         agreement = 0
     elif votes == support:
         agreement = 1
     else:
         agreement = 2 if 2 * votes > support else 3
-    return evidence.source, _MATCH[min(evidence.match_length, MATCH_STARTS[-1])], agreement
+    return source, _MATCH[min(match_length, MATCH_STARTS[-1])], agreement
+
+
+def cell_of_evidence(evidence: Evidence) -> Cell:
+    return cell_of(evidence.source, evidence.match_length, evidence.support, evidence.votes)
 
 
 class Prior:
@@ -70,14 +81,14 @@ class Prior:
             wins, draws = (x.sum(axes, keepdims=True) for x in (accepted, observed))
             hazard = (wins + BACK_OFF * hazard) / (draws + BACK_OFF)
         self._hazards: list = hazard.tolist()
-        self._curves: dict[Cell, list[float]] = {}
+        self._curves: dict[Cell, Promise] = {}
 
     def hazards(self, cell: Cell) -> list[float]:
         """By position bucket."""
         source, match, support = cell
         return self._hazards[source][match][support]
 
-    def curve(self, cell: Cell) -> list[float]:
+    def curve(self, cell: Cell) -> Promise:
         found = self._curves.get(cell)
         if found is None:
             found = self._curves[cell] = _curve(self.hazards(cell))
@@ -118,7 +129,7 @@ def fit(outcomes: Iterable[Outcome]) -> Prior:
     right after a miss. Positions of a text taken evenly promise too much."""
     counts = _no_counts()
     for outcome in outcomes:
-        cell = counts[cell_of(outcome.evidence)]
+        cell = counts[cell_of_evidence(outcome.evidence)]
         for position, accepted in _observed(outcome.drafted, outcome.accepted):
             cell[position] += accepted, 1
     return Prior(counts)
@@ -142,13 +153,14 @@ class Survival:
     def __init__(self, prior: Prior) -> None:
         self.prior = prior
         self._counts: dict[Cell, list[list[float]]] = {}
-        self._curves: dict[Cell, list[float]] = {}
+        self._curves: dict[Cell, Promise] = {}
 
     def curve(self, evidence: Evidence, num_tokens: int) -> list[float]:
         """Survival of tokens 1 .. `num_tokens`, at most 64."""
-        return self._whole_curve(cell_of(evidence))[:num_tokens]
+        return self.of(cell_of_evidence(evidence)).survival[:num_tokens]
 
-    def _whole_curve(self, cell: Cell) -> list[float]:
+    def of(self, cell: Cell) -> Promise:
+        """64 tokens long."""
         counts = self._counts.get(cell)
         if counts is None:
             return self.prior.curve(cell)
@@ -164,7 +176,7 @@ class Survival:
         return found
 
     def observe(self, evidence: Evidence, drafted: int, accepted: int) -> None:
-        cell = cell_of(evidence)
+        cell = cell_of_evidence(evidence)
         counts = self._counts.get(cell)
         if counts is None:
             counts = self._counts[cell] = [[0.0, 0.0] for _ in POSITION_STARTS]
@@ -175,8 +187,9 @@ class Survival:
         self._curves.pop(cell, None)
 
 
-def _curve(hazards: Sequence[float]) -> list[float]:
-    return list(accumulate((hazards[bucket] for bucket in _POSITION), mul))
+def _curve(hazards: Sequence[float]) -> Promise:
+    survival = list(accumulate([hazards[bucket] for bucket in _POSITION], mul))
+    return Promise(survival, list(accumulate(survival, initial=0.0)))
 
 
 CONFIDENCE_STARTS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.97)

@@ -36,14 +36,15 @@ class Config(Options):
     """python -m eval.acceptance key=value ...: tau and speed of drafters on prompts.
 
     `suite` takes files and benchmark names, `limit` items of each (0: all). `draft` is the draft
-    model's folder or hub id, `corpus` a static corpus' folder. Plain decoding is always run."""
+    model's folder or hub id, `options.NAME.KEY=VALUE` an option of another drafter. Plain decoding
+    is always measured."""
 
     target: str
     out: str
     suite: list[str]
     drafter: list[str] = field(default_factory=lambda: ["ngram"])
     draft: str | None = None
-    corpus: str | None = None
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
     limit: int = 0
     dtype: str = "float32"
     device: str = "cpu"
@@ -51,7 +52,7 @@ class Config(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.drafter = [name for name in self.drafter if name != PLAIN]
-        for name in self.drafter:
+        for name in (*self.drafter, *self.options):
             registry.check_name(name)
         if "dlite" in self.drafter and self.draft is None:
             raise ValueError("drafter dlite needs a draft model; add draft=DIR")
@@ -60,11 +61,9 @@ class Config(Options):
         options: dict[str, Any] = {}
         if name in ("dlite", "hybrid"):
             options["draft"] = self.draft
-        if name in ("agspec", "rest", "survival", "hybrid"):
-            options["corpus"] = self.corpus
         if name == "hybrid":
             options |= {"batch_size": self.batch_size, "num_draft": self.num_draft}
-        return options
+        return options | self.options.get(name, {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from dlite.decode import Times, decode
 from dlite.drafters.base import Drafter
 from dlite.target import TargetModel
-from dlite.types import Request, Round, Sampling
+from dlite.types import Request, Round, Sampling, SessionKey
 from eval.suites import Item
 
 PLAIN = "plain"
@@ -114,6 +114,9 @@ def collect(
             order = [*order[1:], order[0]]
             for (talk, _), record in zip(asked, runs.records[PLAIN][-len(asked) :], strict=True):
                 talk.hear(target, record.tokens)
+        for drafter in lanes.values():
+            for talk in talks if drafter else ():
+                drafter.close(talk.session)
     if not runs.records[PLAIN]:
         raise ValueError(
             f"every prompt is too long for {target.name} ({target.max_length} tokens, of which "
@@ -157,6 +160,7 @@ def _warm_up(
     short = replace(
         request,
         id=f"{request.id} warm-up",
+        session=None,
         max_new_tokens=min(WARM_UP_TOKENS, request.max_new_tokens),
     )
     decode(target, [short], drafter, num_draft=options.num_draft, batch_size=1)
@@ -169,6 +173,7 @@ class _Talk:
         self.item = item
         self.messages = list(item.context)
         self.turns = list(item.turns)  # still to be asked
+        self.session = SessionKey("eval", item.id)
 
     def ask(
         self, target: TargetModel, options: Options, skipped: list[tuple[str, int]]
@@ -192,7 +197,9 @@ class _Talk:
             self.turns.clear()
             return None
         sampling = options.sampling(name)
-        return Request(name, prompt, options.max_new_tokens, sampling=sampling)
+        return Request(
+            name, prompt, options.max_new_tokens, sampling=sampling, session=self.session
+        )
 
     def hear(self, target: TargetModel, answer: list[int]) -> None:
         text = target.tokenizer.decode(answer, skip_special_tokens=True)

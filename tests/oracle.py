@@ -50,7 +50,8 @@ class OracleDrafter:
         return drafts
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        assert verdict.num_accepted == self.right[request.id][-1]
+        right = min(self.right[request.id][-1], len(draft.tokens))  # a planner may cut drafts
+        assert verdict.num_accepted == right
         self.log.append(("observe", request.id))
 
     def finish(self, request: Request) -> None:

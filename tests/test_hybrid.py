@@ -25,14 +25,17 @@ from dlite.budget import Budget, agentspec, uniform
 from dlite.costs import CostTable
 from dlite.decode import decode, judge
 from dlite.drafters.base import Drafter
+from dlite.drafters.memory import Memory
 from dlite.drafters.ngram import NgramDrafter
+from dlite.drafters.survival import SurvivalDrafter, SurvivalOptions
 from dlite.hybrid import Hybrid
 from dlite.planner import Chooser, Planner
+from dlite.survival import Outcome, fit
 from dlite.target import TargetModel
 from dlite.types import Draft, Evidence, Request, Sampling, SourceClass, Verdict, View
 
 COSTS = CostTable.roofline(5, per_token=0.01, neural=(0.05, 0.0))
-PROMPTS = ([0, 1], [2, 3])
+PROMPTS = ([0, 1, 0, 1, 0], [2, 3, 3, 2, 3])
 
 
 class Scripted:
@@ -107,7 +110,7 @@ def enumerate_rounds(p: Conditional, make: Callable[[], Drafter], length: int) -
     def follow(history: list[dict[int, Verdict]], texts: list[list[int]], weight: float) -> None:
         live = [i for i in (0, 1) if len(texts[i]) < full[i]]
         if not live:
-            result[(*texts[0][2:], *texts[1][2:])] += weight
+            result[tuple(t for i in (0, 1) for t in texts[i][len(PROMPTS[i]) :])] += weight
             return
         drafts = propose(make(), history)
         p_NVs = {
@@ -154,6 +157,25 @@ CHOOSERS: dict[str, Callable[[], Chooser]] = {
     "uniform": lambda: Budget(uniform, 5),
     "agentspec": lambda: Budget(agentspec(), 5),
 }
+
+
+def test_retrieval_from_a_session_changes_the_distribution() -> None:
+    """The survival policy over its memory beside a draft model; both learn between rounds."""
+    p, model = conditional(23), Scripted("dlite", modelled(conditional(22)), (0,))
+    matched = [Evidence(SourceClass.PROMPT, m, 1, 1) for m in (1, 2, 3, 4)]
+    trusting = fit(Outcome(evidence, 1, 1) for evidence in matched * 500)
+
+    def make() -> Hybrid:
+        policy = SurvivalDrafter(Memory(), SurvivalOptions(), trusting)
+        return Hybrid([policy, model], Planner(COSTS, guard=0.0))
+
+    first = make()
+    request = Request("r", PROMPTS[0], 9, sampling=Sampling(1.0))
+    first.start(request)
+    assert first.propose([View(request, PROMPTS[0], 1)])[0].evidence is not None
+
+    found = enumerate_rounds(p, make, 2)
+    assert_same(found, targets_own(p, 2))
 
 
 @pytest.mark.parametrize("name", CHOOSERS)

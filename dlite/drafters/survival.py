@@ -7,10 +7,12 @@ accepted tokens is compared.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from operator import neg
 
 from dlite.drafters.memory import Memory, MemoryOptions, Seen
-from dlite.survival import Prior, Survival
+from dlite.survival import LONGEST, Prior, Survival, cell_of
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
 
@@ -47,18 +49,26 @@ class SurvivalDrafter:
         return [self._draft(view, one) for view, one in zip(views, seen, strict=True)]
 
     def _draft(self, view: View, seen: Seen) -> Draft:
-        best, promised = Draft(source="none"), 0.0
-        learnt = self._learnt(view.request)
-        if learnt is None:
-            return best
-        for draft in self.memory.drafts(view, seen):
-            assert draft.evidence is not None
-            draft.survival = learnt.curve(draft.evidence, len(draft.tokens))
-            promise = sum(draft.survival)
+        learnt, call = self._learnt(view.request), seen.call
+        best, promised, curve = -1, 0.0, None
+        if learnt is None or call is None:
+            return Draft(source="none")
+        for place, found in enumerate(seen.found):
+            if found.match_length == 0:
+                continue
+            source = call.source_class(call.origins[place], found)
+            its = learnt.of(cell_of(source, found.match_length, found.support, found.votes))
+            promise = its.expected[min(len(found.tokens), view.max_draft, LONGEST)]
             if promise > promised:
-                best, promised = draft, promise
-        least = self.options.threshold
-        return best.cut(sum(s >= least for s in best.survival)) if best.survival else best
+                best, promised, curve = place, promise, its.survival
+        if curve is None:
+            return Draft(source="none")
+        length = min(len(seen.found[best].tokens), view.max_draft, LONGEST)
+        if self.options.threshold:
+            length = min(length, bisect_right(curve, -self.options.threshold, key=neg))
+        draft = self.memory.draft(call, best, seen.found[best], length)
+        draft.survival = curve[:length]
+        return draft
 
     def _learnt(self, request: Request) -> Survival | None:
         session = self.memory.session(request)
