@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dlite.drafters.registry import DRAFTERS
 
 if TYPE_CHECKING:
-    from dlite.decode import DecodeResult
     from dlite.target import TargetModel
     from dlite.types import Request
 
@@ -127,6 +126,7 @@ def _flag(default: bool) -> dict[str, Any]:
 def _generate(args: argparse.Namespace) -> None:
     from dlite import checkpoint
     from dlite.decode import decode
+    from dlite.describe import run_line
     from dlite.drafters.registry import build
     from dlite.streaming import TextStream
     from dlite.types import Request, Sampling
@@ -168,7 +168,7 @@ def _generate(args: argparse.Namespace) -> None:
 
     result = decode(target, [request], drafter, num_draft=num_draft, on_tokens=show)
     print(stream.flush(), flush=True)
-    print(_statistics(result, kind), file=sys.stderr)
+    print(run_line(result, kind), file=sys.stderr)
 
 
 def _num_draft(asked: int | None, trained: int | None, default: int) -> int:
@@ -203,23 +203,6 @@ def _options(kind: str, args: argparse.Namespace, num_draft: int) -> dict[str, A
     if args.draft:
         options |= {"draft": args.draft, "strict": args.strict}
     return options
-
-
-def _statistics(result: DecodeResult, kind: str) -> str:
-    from dlite.types import tokens_per_step
-
-    (completion,) = result.completions
-    seconds, count = result.times.total_seconds, len(completion.tokens)
-    parts = [
-        f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s)",
-        f"drafter {kind}",
-    ]
-    if completion.rounds:
-        parts.append(f"tau {tokens_per_step(completion.rounds):.2f}")
-    if drafted := sum(r.drafted for r in completion.rounds):
-        accepted = sum(r.accepted for r in completion.rounds)
-        parts.append(f"acceptance {accepted / drafted:.1%} of {drafted} drafted tokens")
-    return "; ".join([*parts, f"finished by {completion.finish_reason}"])
 
 
 def _serve(args: argparse.Namespace) -> None:

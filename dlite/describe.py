@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dlite.decode import DecodeResult
     from dlite.target import TargetModel
 
 
@@ -81,3 +82,20 @@ def environment_lines() -> dict[str, str]:
     lines["vllm plugin"] = vllm_plugin.status()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {**lines, "gpu": gpu}
+
+
+def run_line(result: DecodeResult, kind: str) -> str:
+    from dlite.types import tokens_per_step
+
+    (completion,) = result.completions
+    seconds, count = result.times.total_seconds, len(completion.tokens)
+    parts = [
+        f"{count} tokens in {seconds:.2f} s ({count / seconds:.1f} tokens/s)",
+        f"drafter {kind}",
+    ]
+    if completion.rounds:
+        parts.append(f"tau {tokens_per_step(completion.rounds):.2f}")
+    if drafted := sum(r.drafted for r in completion.rounds):
+        accepted = sum(r.accepted for r in completion.rounds)
+        parts.append(f"acceptance {accepted / drafted:.1%} of {drafted} drafted tokens")
+    return "; ".join([*parts, f"finished by {completion.finish_reason}"])

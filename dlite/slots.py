@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
 
@@ -29,7 +29,12 @@ def plan(
     plain = rate = batch / times[0]
     steps = [later - sooner for sooner, later in pairwise(times)]
     cheapest = [*accumulate(reversed(steps), min)][::-1]  # the least time of a token from here on
-    menus = [_Menu(curves) for curves in options]
+    # A token that survives no likelier than this costs more than it can give, in any plan.
+    worthless = plain * min(steps, default=times[0])
+    menus = [
+        _Menu([[*takewhile(lambda s: s > worthless, curve)] for curve in curves])
+        for curves in options
+    ]
     queue = [(-menu.worths[0], row) for row, menu in enumerate(menus) if menu.worth(0) > 0]
     heapq.heapify(queue)
     taken, order, best = [0] * batch, [], 0

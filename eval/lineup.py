@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,23 @@ from dlite.hybrid import Hybrid
 from dlite.planner import Chooser, Planner
 from eval.lookup import PromptLookup
 from eval.partner import SimulatedDrafter
-from eval.profile import CAPS_FILE, CORPUS_FOLDER
+from eval.profile import CAPS_FILE, CORPUS_FOLDER, ONE_BLOCK_PRIORS_FILE, PRIORS_FILE
+from eval.recorded import CallRecord, RecordedDrafter
+from eval.rules import Thresholds
 
 NEURAL_COST = (0.08, 0.0003)  # of a step bound by memory: per draft, and for each request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What drafters are built from. `profile` is a folder of `eval.profile`."""
+    """What drafters are built from. `profile` is a folder of `eval.profile`; `records` gives
+    RECORDED's drafts at every position."""
 
     tokenizer: Any
     outputs: Mapping[str, list[int]]
     costs: CostTable
     ridge: int
+    records: Callable[[], Mapping[str, CallRecord]]
     profile: Path | None = None
     seed: int = 0
 
@@ -55,12 +60,17 @@ class Variant:
         """The drafter, and the partner that is part of it."""
         drafters: list[Drafter] = []
         partner = None
-        if self.drafter == "pld":
+        if self.drafter == "recorded":
+            drafters.append(RecordedDrafter(setting.records(), setting.outputs))
+        elif self.drafter == "pld":
             drafters.append(PromptLookup(**self.options))
         elif self.drafter is not None:
             options = dict(self.options)
             if self.corpus:
                 options["corpus"] = setting.in_profile(CORPUS_FOLDER)
+            if self.drafter == "survival":
+                name = PRIORS_FILE if self.structure else ONE_BLOCK_PRIORS_FILE
+                options["priors"] = setting.in_profile(name)
             if self.caps:
                 options["caps"] = setting.in_profile(CAPS_FILE.format(self.caps))
             drafters.append(build(self.drafter, options, tokenizer=setting.tokenizer))
@@ -88,6 +98,27 @@ def _planned(setting: Setting) -> Chooser:
 COPY = {"live_rule": "recent", "workspace_rule": "recent", "online": False}
 # The same, by the longest match whatever corpus it is in.
 EVEN = {**COPY, "delta": 0}
+
+# All that the best corpora hold, for a rule to cut.
+RECORDED = Variant("agspec", {**EVEN, "num_draft": 32}, corpus=True)
+
+
+def _rule(**limits: int) -> Callable[[Setting], Chooser]:
+    return lambda setting: Thresholds(**limits)
+
+
+STATIC = {
+    f"m{match}-x{factor}-cap{cap}": Variant(
+        "recorded", {}, _rule(min_match=match, factor=factor, cap=cap)
+    )
+    for match, factor, cap in product((1, 4), (1, 2, 32), (6, 12, 32))
+}
+THRESHOLDS = {
+    f"m{match}-x{factor}-K{k}": Variant(
+        "recorded", {}, _rule(min_match=match, factor=factor, num_neural=k), partner=True
+    )
+    for match, factor, k in product((3, 6), (1, 32), (2, 4, 7))
+}
 
 LINEUP: dict[str, dict[str, Variant]] = {
     "ngram": {
@@ -136,13 +167,17 @@ LINEUP: dict[str, dict[str, Variant]] = {
     },
     "rest": {"": Variant("rest", corpus=True)},
     "planner": {
-        "": Variant("survival", {}, _planned, corpus=True),
-        "S.003": Variant("survival", {"threshold": 0.003}, corpus=True),
-        "S.2": Variant("survival", {"threshold": 0.2}, corpus=True),
-        "S.5": Variant("survival", {"threshold": 0.5}, corpus=True),
+        "": Variant("survival", {}, _planned, corpus=True, structure=True),
+        "S.003": Variant("survival", {"threshold": 0.003}, corpus=True, structure=True),
+        "S.003-no-blocks": Variant("survival", {"threshold": 0.003}, corpus=True),
+        "S.2": Variant("survival", {"threshold": 0.2}, corpus=True, structure=True),
+        "S.5": Variant("survival", {"threshold": 0.5}, corpus=True, structure=True),
+        "S.6": Variant("survival", {"threshold": 0.6}, corpus=True, structure=True),
     },
+    "static": STATIC,
+    "threshold": THRESHOLDS,
     "hybrid": {
-        "": Variant("survival", {}, _planned, corpus=True, partner=True),
+        "": Variant("survival", {}, _planned, corpus=True, partner=True, structure=True),
         "alone": Variant(None, {}, _planned, partner=True),
     },
 }

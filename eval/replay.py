@@ -8,6 +8,7 @@ first token of a call belongs to its prefill; tools and prefills take no time he
 from __future__ import annotations
 
 import time
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,12 +37,15 @@ class Step:
 class Replay:
     """`steps` cover every token of every call once. `drafted` are the tokens that each batch
     verified beside its anchors, `draft_seconds` the wall-clock of all proposals and of what the
-    drafter learnt from their verdicts."""
+    drafter learnt from their verdicts. `predicted` are the survivals of all drafts that have them,
+    one draft after the other, `judged` how many tokens each has and how many were accepted."""
 
     batch: int
     steps: list[Step] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
+    predicted: array[float] = field(default_factory=lambda: array("d"))
+    judged: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Slot:
@@ -185,6 +189,9 @@ def replay(
             verdicts.append(verdict)
             if slot.left > 0:
                 result.steps.append(Step(slot.call, done, share))
+                if draft.survival:
+                    result.predicted.extend(draft.survival)
+                    result.judged.append((len(draft.survival), done.accepted))
                 if on_tokens:
                     on_tokens(done.emitted)
         verified = time.perf_counter()

@@ -92,3 +92,38 @@ def budget_use(rows: Sequence[Row], counts: Sequence[Mapping[str, int]], ridge: 
     axes.set_xticks(batches, list(map(str, batches)))
     legend(axes)
     return png(figure)
+
+
+def repeated_spans(lengths: Sequence[int], shares: Mapping[str, Sequence[float]]) -> bytes:
+    figure, axes = axes_of("span of at least ... tokens", "share of generated tokens")
+    below = np.zeros(len(lengths))
+    colour = colours(shares)
+    for name, values in shares.items():
+        label = name.lower().replace("_", " ")
+        axes.bar(range(len(lengths)), values, bottom=below, color=colour[name], label=label)
+        below += np.array(values)
+    axes.set_xticks(range(len(lengths)), list(map(str, lengths)))
+    axes.grid(visible=False, axis="x")
+    legend(axes)
+    return png(figure)
+
+
+def acceptance(cells: Sequence[Mapping[str, float]], least: int = 30) -> bytes:
+    """Lines over match length, one for each share of agreeing occurrences, of the cells with at
+    least `least` drafts."""
+    figure, axes = axes_of("match length", "first token accepted")
+    shares = sorted({cell["agreement"] for cell in cells})
+    colour = colours(map(str, shares))
+    for share in shares:
+        points = [
+            (cell["match"], cell["first"])
+            for cell in cells
+            if cell["agreement"] == share and cell["count"] >= least
+        ]
+        if points:
+            label = f"c/n >= {share:g}" if share < 1 else "c/n = 1"
+            axes.plot(*zip(*points, strict=True), marker="o", color=colour[str(share)], label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    legend(axes)
+    return png(figure)

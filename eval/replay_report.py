@@ -114,15 +114,61 @@ def _source_table(groups: Sequence[Row]) -> str:
     )
 
 
+MOST_NAMES = 8  # in a figure
+
+
 def _figures(summary: Summary, alone: Sequence[Row]) -> list[str]:
-    rows = summary["rows"]
+    """Of the default variants alone where there are too many drafters for one figure."""
+    names = list(dict.fromkeys(map(name_of, summary["rows"])))
+    if len(names) > MOST_NAMES:
+        names = [name for name in names if ":" not in name][:MOST_NAMES] or names[:MOST_NAMES]
+    kept = [i for i, row in enumerate(summary["rows"]) if name_of(row) in names]
+    rows = [summary["rows"][i] for i in kept]
+    step_tokens = [summary["step_tokens"][i] for i in kept]
+    alone = [group for group in alone if name_of(group) in names]
     return [
         figure(plots.by_group(alone, "turn"), "Tokens per step by the call's turn in its session."),
         figure(plots.by_group(alone, "scaffold"), "Tokens per step by scaffold."),
         figure(plots.step_shares(rows, alone), "Tokens a step: accepted, and rejected above them."),
         figure(plots.goodput(rows), "Goodput relative to plain decoding, by batch size."),
         figure(
-            plots.budget_use(rows, summary["step_tokens"], summary["config"]["ridge"]),
+            plots.budget_use(rows, step_tokens, summary["config"]["ridge"]),
             "Drafted tokens a step, mean and 5th to 95th percentile; M(b) = ridge - b is dashed.",
         ),
     ]
+
+
+def profile_section(summary: Summary) -> str:
+    caps, spans = summary["caps"], summary["spans"]
+    agents = sorted({agent for found in caps.values() for agent in found["agents"]})
+    caps_body = [
+        [
+            lam,
+            str(found["shared"]),
+            *(str(found["agents"].get(agent, "-")) for agent in agents),
+        ]
+        for lam, found in caps.items()
+    ]
+    facts = (
+        f"{summary['num_sessions']} sessions, {summary['num_drafts']:,} drafts of a walk; static "
+        f"corpus of {summary['corpus_tokens']:,} tokens."
+    )
+    return (
+        f"<h2>Profile of {text(', '.join(summary['config']['sessions']))}</h2>\n<p>{facts}</p>\n"
+        + table(["lambda", "cap, all agents", *agents], caps_body)
+        + grid(
+            [
+                figure(
+                    plots.repeated_spans(spans["lengths"], spans["shares"]),
+                    "Share of generated tokens in repeated spans of at least so many tokens, by "
+                    "where the span is from.",
+                ),
+                figure(
+                    plots.acceptance(summary["acceptance"]),
+                    "Share of drafts whose first token stands, by match length and by the share "
+                    "c/n of occurrences that agree.",
+                ),
+            ]
+        )
+        + source(summary)
+    )

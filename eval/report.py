@@ -17,7 +17,7 @@ from typing import Any
 from dlite.config import run
 from eval import plots
 from eval.page import Summary, figure, grid, number, source, table, text
-from eval.replay_report import simulate_section
+from eval.replay_report import profile_section, simulate_section
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1c1c; max-width: 1240px; margin: 24px auto;
@@ -221,6 +221,7 @@ SECTIONS: dict[str, Callable[[Summary], str]] = {
     "eval.latency": latency_section,
     "eval.simulate": simulate_section,
     "eval.throughput": throughput_section,
+    "eval.profile": profile_section,
 }
 
 

@@ -10,6 +10,7 @@ counted.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,11 +22,24 @@ from dlite.config import run
 from dlite.costs import CostTable
 from dlite.drafters.structure import parse_structure
 from eval import lineup
+from eval.profile import STRUCTURE
 from eval.provenance import provenance
+from eval.recorded import CallRecord, record
 from eval.rendering import Workload, load_calls
-from eval.replay import MAX_DRAFT, replay
+from eval.replay import MAX_DRAFT, Replay, replay
 from eval.report import write_report
-from eval.tally import Cell, Tally, ci95, grouped, mean_over_sessions, merge, tally, total
+from eval.tally import (
+    Bin,
+    Cell,
+    Tally,
+    calibration,
+    ci95,
+    grouped,
+    mean_over_sessions,
+    merge,
+    tally,
+    total,
+)
 from eval.traces import read_sessions
 
 
@@ -52,7 +66,7 @@ class Config:
     costs: str | None = None
     ridge: int = 256
     per_token: float = 0.0005
-    structure: str = '[[["<tool_call>", "</tool_call>"]], [["```", "```"]]]'
+    structure: str = STRUCTURE
     cache: str | None = None
 
     def __post_init__(self) -> None:
@@ -102,6 +116,7 @@ class Result:
     tally: Tally
     seeds: list[float]  # goodput of each
     step_tokens: dict[int, int]  # batches by the number of drafted tokens in them
+    calibration: list[Bin]
 
     def groups(self, costs: CostTable) -> list[dict[str, Any]]:
         return [
@@ -128,56 +143,84 @@ class Result:
         ]
 
 
-def simulate(workload: Workload, spec: str, batch: int, config: Config) -> Result:
-    """One drafter at one batch size, over all seeds."""
-    variant, costs = lineup.find(spec), config.cost_table()
-    structure = parse_structure(config.structure)
-    outputs = {call.id: call.output for calls in workload.sessions for call in calls}
-    tallies, goodputs, step_tokens, seconds = [], [], {}, 0.0
-    for seed in range(config.seeds):
-        setting = lineup.Setting(
-            tokenizer=workload.tokenizer,
-            outputs=outputs,
-            costs=costs,
-            ridge=config.ridge,
-            profile=Path(config.profile) if config.profile else None,
+class Simulation:
+    """What all replays of one run share."""
+
+    def __init__(self, workload: Workload, config: Config) -> None:
+        self.workload, self.config, self.costs = workload, config, config.cost_table()
+        self.structure = parse_structure(config.structure)
+        self.outputs = {call.id: call.output for calls in workload.sessions for call in calls}
+        self.num_tokens = sum(len(output) - 1 for output in self.outputs.values())
+        self._records: dict[str, CallRecord] = {}
+
+    def records(self) -> dict[str, CallRecord]:
+        if not self._records:
+            drafter, _ = lineup.RECORDED.build(self._setting(0))
+            with tqdm(total=self.num_tokens, desc="recording drafts", disable=None) as bar:
+                self._records = record(
+                    self.workload.sessions,
+                    drafter,
+                    end_id=self.workload.end_id,
+                    max_draft=self.config.max_draft,
+                    on_tokens=bar.update,
+                )
+        return self._records
+
+    def _setting(self, seed: int) -> lineup.Setting:
+        return lineup.Setting(
+            tokenizer=self.workload.tokenizer,
+            outputs=self.outputs,
+            costs=self.costs,
+            ridge=self.config.ridge,
+            records=self.records,
+            profile=Path(self.config.profile) if self.config.profile else None,
             seed=seed,
         )
-        drafter, partner = variant.build(setting)
+
+    def replay(self, spec: str, batch: int, seed: int) -> Replay:
+        variant = lineup.find(spec)
+        drafter, partner = variant.build(self._setting(seed))
         label = f"{spec} at {batch}, seed {seed}"
-        num_tokens = sum(len(output) - 1 for output in outputs.values())
-        with tqdm(total=num_tokens, desc=label, disable=None) as bar:
-            done = replay(
-                workload.sessions,
+        with tqdm(total=self.num_tokens, desc=label, disable=None) as bar:
+            return replay(
+                self.workload.sessions,
                 drafter,
-                costs=costs,
-                end_id=workload.end_id,
+                costs=self.costs,
+                end_id=self.workload.end_id,
                 batch=batch,
                 seed=seed,
-                max_draft=config.max_draft,
-                structure=structure if variant.structure else None,
+                max_draft=self.config.max_draft,
+                structure=self.structure if variant.structure else None,
                 drafting_cost=partner.take_cost if partner else float,
                 on_tokens=bar.update,
             )
-        tallies.append(tally(done))
-        goodputs.append(total(tallies[-1].values()).goodput_vs_plain(batch, costs))
-        seconds += done.draft_seconds
-        for drafted in done.drafted:
-            step_tokens[drafted] = step_tokens.get(drafted, 0) + 1
-    cells = merge(tallies)
-    counts = total(cells.values())
-    name, _, variant_name = spec.partition(":")
-    row = Row(
-        drafter=name,
-        variant=variant_name,
-        batch=batch,
-        accept_length=counts.accept_length,
-        tokens_per_step=counts.tokens_per_step,
-        rejection_rate=counts.rejection_rate,
-        goodput_vs_plain=counts.goodput_vs_plain(batch, costs),
-        draft_microseconds_per_step=1e6 * seconds / sum(step_tokens.values()),
-    )
-    return Result(row, cells, goodputs, dict(sorted(step_tokens.items())))
+
+    def run(self, spec: str, batch: int) -> Result:
+        """One drafter at one batch size, over all seeds."""
+        tallies, replays = [], []
+        for seed in range(self.config.seeds):
+            done = self.replay(spec, batch, seed)
+            tallies.append(tally(done))
+            done.steps.clear()
+            replays.append(done)
+        cells = merge(tallies)
+        counts = total(cells.values())
+        drafted = Counter(tokens for done in replays for tokens in done.drafted)
+        name, _, variant = spec.partition(":")
+        row = Row(
+            drafter=name,
+            variant=variant,
+            batch=batch,
+            accept_length=counts.accept_length,
+            tokens_per_step=counts.tokens_per_step,
+            rejection_rate=counts.rejection_rate,
+            goodput_vs_plain=counts.goodput_vs_plain(batch, self.costs),
+            draft_microseconds_per_step=1e6
+            * sum(done.draft_seconds for done in replays)
+            / drafted.total(),
+        )
+        goodputs = [total(t.values()).goodput_vs_plain(batch, self.costs) for t in tallies]
+        return Result(row, cells, goodputs, dict(sorted(drafted.items())), calibration(replays))
 
 
 def print_row(spec: str, row: Row) -> None:
@@ -205,17 +248,18 @@ def main(config: Config) -> None:
     }
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
-    results = []
+    simulation, results = Simulation(workload, config), []
     print(f"{'drafter':22} {'batch':>5} {'tok/step':>8} accept reject goodput us/step")
     for spec in config.drafter:
         for batch in config.batch:
-            result = simulate(workload, spec, batch, config)
+            result = simulation.run(spec, batch)
             results.append(result)
             print_row(spec, result.row)
             summary["rows"] = [asdict(result.row) for result in results]
             summary["goodput_by_seed"] = [result.seeds for result in results]
             summary["step_tokens"] = [result.step_tokens for result in results]
-            summary["groups"] = [g for one in results for g in one.groups(config.cost_table())]
+            summary["calibration"] = [[asdict(b) for b in one.calibration] for one in results]
+            summary["groups"] = [g for one in results for g in one.groups(simulation.costs)]
             (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     write_report([summary], out / "report.html")
     print(f"written: {out}/summary.json, report.html")

@@ -144,3 +144,31 @@ def mean_over_sessions(cells: Tally) -> float:
 
 def _session(cell: Cell) -> str:
     return cell.session
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Draft tokens of about the same predicted survival: its mean, and the share that survived."""
+
+    count: int
+    predicted: float
+    actual: float
+
+
+def calibration(replays: Iterable[Replay], num_bins: int = 20) -> list[Bin]:
+    """Over all verified tokens of drafts that predicted their survival."""
+    counts, predicted, actual = np.zeros((3, num_bins))
+    for replay in replays:
+        survival_N = np.array(replay.predicted)
+        lengths, accepted = np.array(replay.judged or [(0, 0)]).T
+        starts = np.repeat(lengths.cumsum() - lengths, lengths)
+        survived_N = np.arange(len(survival_N)) - starts < np.repeat(accepted, lengths)
+        place_N = np.minimum((survival_N * num_bins).astype(int), num_bins - 1)
+        counts += np.bincount(place_N, minlength=num_bins)
+        predicted += np.bincount(place_N, survival_N, minlength=num_bins)
+        actual += np.bincount(place_N, survived_N, minlength=num_bins)
+    return [
+        Bin(int(n), float(p / n), float(a / n))
+        for n, p, a in zip(counts, predicted, actual, strict=True)
+        if n
+    ]

@@ -54,7 +54,7 @@ def step(
     sources: Sequence[Source], tokens: Sequence[Iterable[int]], rule: int, max_tokens: int
 ) -> list[Continuation]: ...
 def plan(
-    options: Sequence[Sequence[Sequence[float]]], seconds: np.ndarray, guard: float
+    options: list[list[list[float]]], seconds: np.ndarray, guard: float
 ) -> tuple[list[tuple[int, int]], float]: ...
 
 class BlockTracker:

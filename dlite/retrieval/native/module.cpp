@@ -231,6 +231,32 @@ HeldFrozen hold(nb::object arrays, int search_bound) {
   return {std::move(arrays), Frozen(views, search_bound)};
 }
 
+// The lists are read as far as their tokens can pay.
+std::pair<std::vector<std::pair<int, int>>, double> plan_lists(
+    nb::list options, nb::ndarray<const double, nb::ndim<1>, nb::c_contig> seconds,
+    double guard) {
+  const double* times = seconds.data();
+  const double least = worthless(times, seconds.size(), static_cast<double>(nb::len(options)));
+  Curves curves;
+  curves.reserve(nb::len(options));
+  for (nb::handle menu : options) {
+    auto& row = curves.emplace_back();
+    for (nb::handle curve : nb::cast<nb::list>(menu)) {
+      auto& read = row.emplace_back();
+      const Py_ssize_t size = PyList_Size(curve.ptr());
+      if (size < 0) nb::raise_python_error();
+      for (Py_ssize_t i = 0; i < size; ++i) {
+        const double survival = PyFloat_AsDouble(PyList_GetItem(curve.ptr(), i));
+        if (survival == -1.0 && PyErr_Occurred()) nb::raise_python_error();
+        if (survival <= least) break;
+        read.push_back(survival);
+      }
+    }
+  }
+  Plan made = plan(curves, times, seconds.size(), guard);
+  return {std::move(made.picks), made.rate};
+}
+
 }  // namespace
 }  // namespace dlite
 
@@ -276,14 +302,7 @@ NB_MODULE(_native, module) {
         return new FrozenCursor(self, nb::cast<HeldFrozen&>(self).frozen);
       });
 
-  module.def(
-      "plan",
-      [](const Curves& options, nb::ndarray<const double, nb::ndim<1>, nb::c_contig> seconds,
-         double guard) {
-        Plan made = plan(options, seconds.data(), seconds.size(), guard);
-        return std::pair(std::move(made.picks), made.rate);
-      },
-      "options"_a, "seconds"_a, "guard"_a);
+  module.def("plan", &plan_lists, "options"_a, "seconds"_a, "guard"_a);
 
   nb::class_<BlockTracker>(module, "BlockTracker")
       .def(nb::init<nb::handle, nb::object>(), "structure"_a, "table"_a)

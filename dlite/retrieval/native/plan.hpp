@@ -75,6 +75,14 @@ class Menu {
   int taken_ = 0;
 };
 
+// A token that survives no likelier than this costs more than it can give, in any plan.
+inline double worthless(const double* seconds, std::size_t size, double batch) {
+  if (size < 2) return 1.0;
+  double least = seconds[1] - seconds[0];
+  for (std::size_t n = 1; n + 1 < size; ++n) least = std::min(least, seconds[n + 1] - seconds[n]);
+  return batch / seconds[0] * least;
+}
+
 inline Plan plan(const Curves& options, const double* seconds, std::size_t size, double guard) {
   const double batch = static_cast<double>(options.size());
   Plan best{std::vector<std::pair<int, int>>(options.size(), {0, 0}), batch / seconds[0]};
