@@ -102,13 +102,16 @@ def servable(target: str, cache: Path | None = None) -> str:
     folder, gguf = locate(target)
     if gguf is None:
         return folder
-    cache = cache or Path.home() / ".cache" / "dlite" / "targets"
-    out = cache / Path(gguf).stem
+    out = (cache or cache_folder() / "targets") / Path(gguf).stem
     if not (out / "model.safetensors").is_file():
         from dlite.loading import load_model, save_model
 
         save_model(*load_model(target, dtype="float32", device="cpu", revision=None), out)
     return str(out)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dlite"
 
 
 def serve(line: Sequence[str], *, host: str = "127.0.0.1", port: int = 8000) -> int:
