@@ -28,8 +28,8 @@ class Drafting:
         stages = vllm_config.parallel_config.pipeline_parallel_size
         if stages > 1:
             raise ValueError(
-                f"pipeline_parallel_size is {stages}: drafts are made where the first layer and the "
-                "last one run; use --tensor-parallel-size"
+                f"pipeline_parallel_size is {stages}: drafts are made where the first and the "
+                "last layer run; use --tensor-parallel-size"
             )
         super().__init__(vllm_config, device)
         runner: Any = self
