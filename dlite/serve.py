@@ -14,8 +14,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlite import vllm_plugin
 from dlite.vllm_plugin.command import MIDDLEWARE, engine_arguments
@@ -30,6 +31,7 @@ def command(
     draft: str | None,
     *,
     num_draft: int,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     tenants: bool = True,
     others: Sequence[str] = (),
 ) -> list[str]:
@@ -37,7 +39,7 @@ def command(
     needing = [name for name in drafters if name in MODEL_NEEDED]
     if needing and draft is None:
         raise ValueError(f"drafter {needing[0]} needs a draft model; give --draft DIR")
-    arguments = engine_arguments(drafters, draft, num_draft)
+    arguments = engine_arguments(drafters, draft, num_draft, settings)
     line = [sys.executable, "-m", SERVER, "--model", target]
     line += ["--worker-cls", arguments["worker_cls"]]
     line += ["--speculative-config", json.dumps(arguments["speculative_config"])]
@@ -55,6 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: dlite with --draft, else ngram)",
     )
     parser.add_argument("--draft", metavar="DIR", help="draft model: folder or hub id")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="DRAFTER.KEY=VALUE",
+        help="of one of the drafters, such as agspec.corpus=DIR",
+    )
     parser.add_argument("--num-draft", type=int, help="default: as trained, 7 without --draft")
     parser.add_argument(
         "--tenants",
@@ -86,6 +95,7 @@ def main(args: argparse.Namespace) -> None:
         drafters,
         args.draft,
         num_draft=num_draft,
+        settings=_settings(args.option, drafters),
         tenants=args.tenants,
         others=others,
     )
@@ -95,6 +105,18 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"the server ended with exit code {code}; its own lines above say why")
 
 
+def _settings(options: Sequence[str], drafters: Sequence[str]) -> dict[str, dict[str, Any]]:
+    from dlite.config import split
+
+    settings: dict[str, dict[str, Any]] = {}
+    for key, value in split(options).items():
+        name, _, own = key.partition(".")
+        if name not in drafters or not own:
+            raise ValueError(f"--option {key}: write DRAFTER.KEY=VALUE, of {', '.join(drafters)}")
+        settings.setdefault(name, {})[own] = value
+    return settings
+
+
 def servable(target: str, cache: Path | None = None) -> str:
     """A name that vLLM can load: GGUF weights are written out as safetensors once."""
     from dlite.loading import locate
@@ -102,13 +124,16 @@ def servable(target: str, cache: Path | None = None) -> str:
     folder, gguf = locate(target)
     if gguf is None:
         return folder
-    cache = cache or Path.home() / ".cache" / "dlite" / "targets"
-    out = cache / Path(gguf).stem
+    out = (cache or cache_folder() / "targets") / Path(gguf).stem
     if not (out / "model.safetensors").is_file():
         from dlite.loading import load_model, save_model
 
         save_model(*load_model(target, dtype="float32", device="cpu", revision=None), out)
     return str(out)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dlite"
 
 
 def serve(line: Sequence[str], *, host: str = "127.0.0.1", port: int = 8000) -> int:

@@ -36,6 +36,17 @@ def test_the_printed_command_holds_all_that_vllm_needs(capsys: pytest.CaptureFix
     assert line[-2:] == ["--seed", "3"]
 
 
+def test_options_of_drafters_reach_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["serve", "t", "--drafter", "sam,ngram", "--dry-run", "--option"]
+    assert main([*line, "ngram.max_n=4"]) == 0
+    flags = dict(itertools.pairwise(shlex.split(capsys.readouterr().out)))
+    assert json.loads(flags["--additional-config"])["dlite"]["settings"] == {
+        "ngram": {"max_n": "4"}
+    }
+    assert main([*line, "agspec.corpus=x"]) == 2
+    assert "write DRAFTER.KEY=VALUE, of sam, ngram" in capsys.readouterr().err
+
+
 def test_a_flag_of_vllms_is_still_an_error_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["inspect", "somewhere", "--seed", "3"])

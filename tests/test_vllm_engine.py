@@ -23,6 +23,7 @@ from vllm_engine import Engine, engine
 SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
 DRAFT = {**TINY_DRAFT, "hidden_size": 128, "head_dim": 32, "num_hidden_layers": 1}
 NEW_TOKENS = 24
+DRAFTERS = ["ngram", "sam", "agentspec", "agspec", "dlite", "hybrid"]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +46,9 @@ def served(target_folder: Path, target: TargetModel) -> Iterator[Engine]:
     checkpoint.save(model, draft, target=target, training={})
     with engine(
         target_folder,
-        ["ngram", "dlite"],
+        DRAFTERS,
         draft,
+        {"hybrid": {"drafters": ["sam"]}},
         max_model_len=256,
         max_num_seqs=16,
         max_num_batched_tokens=64,
@@ -77,7 +79,7 @@ def plain(target: TargetModel, prompts: list[list[int]]) -> list[list[int]]:
     return outputs
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "dlite"])
+@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
 def test_preempted_and_chunked_requests_get_the_targets_own_tokens(
     served: Engine, prompts: list[list[int]], plain: list[list[int]], drafter: str
 ) -> None:
@@ -85,7 +87,9 @@ def test_preempted_and_chunked_requests_get_the_targets_own_tokens(
     outputs, rounds = served.rounds(prompts, drafter, max_tokens=NEW_TOKENS)
     assert outputs == plain
     assert served.metric("num_preemptions") > before
-    assert (sum(drafted for each in rounds for drafted, _ in each) > 0) == (drafter != "none")
+    drafted = sum(drafted for each in rounds for drafted, _ in each)
+    if drafter != "hybrid":  # which may find that nothing pays
+        assert (drafted > 0) == (drafter != "none")
 
 
 def test_a_prefix_from_the_cache_changes_no_draft(served: Engine) -> None:
@@ -139,7 +143,7 @@ def test_near_the_longest_sequence_drafts_go_on_and_fit(served: Engine) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"dlite_drafter": "sma"}, "this server has ngram, dlite, none"),
+        ({"dlite_drafter": "sma"}, "this server has ngram, .*, none"),
         ({"dlite_sesion_id": "a"}, "is no key of ours"),
         ({"dlite_structure": "[[1]]"}, "structure"),
     ],

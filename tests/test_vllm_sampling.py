@@ -41,7 +41,14 @@ def served(target: TargetModel) -> Iterator[Engine]:
     draft = Path(target.name).with_name("draft")
     model = DraftModel(DraftConfig(**DRAFT)).bind(target)
     checkpoint.save(model, draft, target=target, training={})
-    with engine(target.name, ["dlite", "ngram"], draft, max_model_len=64, max_num_seqs=128) as it:
+    with engine(
+        target.name,
+        ["dlite", "ngram", "hybrid"],
+        draft,
+        {"hybrid": {"drafters": ["sam"]}},
+        max_model_len=64,
+        max_num_seqs=128,
+    ) as it:
         yield it
 
 
@@ -86,6 +93,7 @@ def p_value(expected: dict[Any, float], outputs: list[list[int]]) -> float:
         ("dlite", {"top_p": 0.3}),
         ("ngram", {"top_k": 4}),
         ("dlite", {"top_k": 4, "seeded": True}),
+        ("hybrid", {"top_k": 4}),
     ],
 )
 def test_served_tokens_follow_the_target(

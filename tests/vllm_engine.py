@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,9 +77,13 @@ class Engine:
 
 @contextmanager
 def engine(
-    folder: Path | str, drafters: Sequence[str], draft: Path | str | None, **args: Any
+    folder: Path | str,
+    drafters: Sequence[str],
+    draft: Path | str | None,
+    settings: dict[str, dict[str, Any]] | None = None,
+    **args: Any,
 ) -> Iterator[Engine]:
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT, XDG_CACHE_HOME=tempfile.mkdtemp())
     from vllm import LLM
 
     from dlite.vllm_plugin.command import engine_arguments
@@ -88,7 +93,7 @@ def engine(
         dtype="float32",
         enforce_eager=True,
         disable_log_stats=False,
-        **engine_arguments(drafters, draft, 7),
+        **engine_arguments(drafters, draft, 7, settings),
         **args,
     )
     yield Engine(llm)

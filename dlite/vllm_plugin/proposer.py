@@ -43,12 +43,6 @@ class Proposer:
     def _read_draft(self) -> checkpoint.Checkpoint:
         if self.options.draft is None:
             raise ValueError("drafters dlite and hybrid need a draft model; give --draft DIR")
-        stages = self.config.parallel_config.pipeline_parallel_size
-        if stages > 1:
-            raise ValueError(
-                f"pipeline_parallel_size is {stages}: the states that a draft model reads lie on "
-                "several stages; use tensor parallelism"
-            )
         draft = checkpoint.read(self.options.draft)
         trained, layers = draft.config.num_draft_tokens, draft.config.num_target_layers
         if self.num_draft > trained and self.options.drafters == [NEURAL]:

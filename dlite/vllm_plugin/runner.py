@@ -12,6 +12,7 @@ from vllm.distributed import get_tp_group
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from dlite.taps import check_taps
 from dlite.types import Draft, Request, View
 from dlite.vllm_plugin.calls import Step
 from dlite.vllm_plugin.requests import call_of
@@ -20,12 +21,19 @@ from dlite.vllm_plugin.timing import StepTimes, cache_file
 
 
 class Drafting:
-    """Mixed into a V1 model runner. On the last pipeline rank `drafter` is our Proposer; under
-    tensor parallelism rank 0 drafts and tells the others."""
+    """Mixed into a V1 model runner. `drafter` is our Proposer. Raises ValueError for
+    pipeline parallelism, and for hidden states that can't be the target's."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        if stages > 1:
+            raise ValueError(
+                f"pipeline_parallel_size is {stages}: drafts are made where the first and the "
+                "last layer run; use --tensor-parallel-size"
+            )
         super().__init__(vllm_config, device)
         runner: Any = self
+        runner.taps_checked = False
         runner.step_times = None
         runner.use_aux_hidden_state_outputs = bool(runner.drafter.aux_layer_ids)
 
@@ -128,6 +136,9 @@ class Drafting:
                 aux_hidden_states or (),
                 with_last=self.drafter.num_layers - 1 in calls.tap_ids,
             )
+            if not self.taps_checked:
+                check_taps(taps_BLD, calls.tap_ids)
+                self.taps_checked = True
             taps_LD = {ids[i]: taps for i, taps in zip(tapped, taps_BLD, strict=True)}
         return self._agreed([draft.tokens for draft in calls.step(steps, taps_LD)])
 

@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from dlite import checkpoint
 from dlite.families import FAMILIES
 from dlite.fingerprint import architecture_fingerprint, tokenizer_fingerprint
 from dlite.model.drafter import DraftModel
+from dlite.weights import dtype_name
 
+logger = logging.getLogger("dlite")
 SERVED = ("llama", "mistral", "qwen2", "qwen3")  # whose embeddings vLLM does not scale
 
 
@@ -74,6 +77,18 @@ class ServedTarget:
                 family=self.config.model_type,
                 architecture=architecture_fingerprint(self.config),
                 tokenizer=tokenizer_fingerprint(self.tokenizer),
+            )
+            if draft.target.dtype != dtype_name(self.dtype):
+                logger.warning(
+                    "the draft model was trained on %s states and is served %s ones: fewer drafts "
+                    "may be accepted",
+                    draft.target.dtype,
+                    dtype_name(self.dtype),
+                )
+        if draft.template_kwargs:
+            logger.warning(
+                "the draft model was trained with chat_template_kwargs %s: send the same",
+                draft.template_kwargs,
             )
         model = checkpoint.load(draft.folder, device=self.device, dtype=self.dtype)
         return model.bind(self)

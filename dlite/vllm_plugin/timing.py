@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from dlite.costs import CostTable
+from dlite.serve import cache_folder
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LIMIT_SECONDS = 20.0
@@ -93,7 +94,7 @@ def measure(
 def cache_file(*what: object) -> Path:
     """One file per model, device and size of the engine."""
     name = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
-    return Path.home() / ".cache" / "dlite" / "costs" / f"{name}.json"
+    return cache_folder() / "costs" / f"{name}.json"
 
 
 def _best(run: Callable[[], object]) -> float:
