@@ -10,12 +10,14 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 experiment=quickstart
 regenerate=
+length=256
 few=()
 for option in "$@"; do
     case $option in
     --fast)
         experiment=quickstart_fast
-        few=(limit=8 max_new_tokens=64)
+        length=64
+        few=(limit=8)
         ;;
     --regenerate) regenerate=yes ;;
     -h | --help)
@@ -47,7 +49,7 @@ answers=train/quickstart/answers.jsonl
 if [[ -n $regenerate ]]; then
     step "The target answers the training prompts"
     answers=$runs/answers.jsonl
-    $python -m train.regenerate target=smollm2-135m batch_size=32 \
+    $python -m train.regenerate target=smollm2-135m batch_size=32 max_new_tokens=256 text=false \
         prompts=train/prompts/quickstart.jsonl out="$answers"
 fi
 
@@ -56,14 +58,14 @@ $python -m train.run "+experiment=$experiment" name=quickstart "data.train=[$ans
 
 step "Held-out prompts: plain, ngram, dlite"
 $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \
-    suite=eval/prompts/heldout.jsonl drafter=dlite,ngram batch_size=16 \
+    suite=eval/prompts/heldout.jsonl max_new_tokens=$length drafter=dlite,ngram batch_size=16 \
     out="$results/heldout" ${few[@]+"${few[@]}"}
 
 spec_bench=../shared/data/spec_bench/question.jsonl
 if [[ -f $spec_bench && ${#few[@]} == 0 ]]; then
     step "Spec-Bench, the first 40 prompts"
     $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \
-        suite="$spec_bench" limit=40 max_new_tokens=64 drafter=dlite,ngram batch_size=16 \
+        suite="$spec_bench" limit=40 max_new_tokens=32 drafter=dlite,ngram batch_size=16 \
         out="$results/spec_bench"
 fi
 

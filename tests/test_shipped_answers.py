@@ -26,7 +26,7 @@ def test_shipped_answers_are_small_and_answer_the_shipped_prompts() -> None:
     rows = shipped()
     assert ANSWERS.stat().st_size < 1_000_000
     assert rows.keys() <= prompts.keys()
-    assert all(row["messages"][:-1] == prompts[name] for name, row in rows.items())
+    assert all(row["messages"] == prompts[name] for name, row in rows.items())
 
 
 def test_shipped_answers_were_made_by_this_target(smollm2: TargetModel) -> None:
@@ -44,9 +44,7 @@ def test_shipped_answers_are_regenerated_up_to_near_ties(smollm2: TargetModel) -
     limit = settings["max_new_tokens"]
     short = sorted(rows, key=lambda name: (len(rows[name]["answer_ids"]), name))
     picked = [short[len(short) * k // 4] for k in range(4)]
-    requests = [
-        Request(name, smollm2.render(rows[name]["messages"][:-1]), limit) for name in picked
-    ]
+    requests = [Request(name, smollm2.render(rows[name]["messages"]), limit) for name in picked]
     for request, completion in zip(
         requests, decode(smollm2, requests, None).completions, strict=True
     ):
