@@ -12,7 +12,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 target=${TARGET:-Qwen/Qwen3-4B}
 answers=${ANSWERS:-runs/qwen3_4b-answers.jsonl}
 settings=(target=qwen3_4b "target.name=$target" name=qwen3_4b model.num_taps=12
-    "target.template_kwargs={enable_thinking: false}"
+    +target.template_kwargs.enable_thinking=false
     "data.train=[$answers]" mixed_precision=bf16 optim.batch_size=32
     eval_every=5000 save_every=1000)
 python=${PYTHON:-.venv/bin/python}

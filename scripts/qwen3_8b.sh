@@ -12,7 +12,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 target=${TARGET:-Qwen/Qwen3-8B}
 answers=${ANSWERS:-runs/qwen3_8b-answers.jsonl}
 settings=(target=qwen3_8b "target.name=$target" name=qwen3_8b model.num_taps=14
-    "target.template_kwargs={enable_thinking: false}"
+    +target.template_kwargs.enable_thinking=false
     "data.train=[$answers]" mixed_precision=bf16 optim.batch_size=32
     eval_every=5000 save_every=1000)
 python=${PYTHON:-.venv/bin/python}

@@ -148,13 +148,21 @@ def test_resume_from_torn_metrics_and_a_state_that_latest_does_not_name_yet(
 
 
 def test_the_last_states_and_the_best_draft_are_kept(settings: dict[str, Any]) -> None:
-    run = train(settings, "whole", keep_states=3)
-    states = sorted(p.name for p in (run / "state").iterdir() if p.is_dir())
+    folder = train(settings, "whole", keep_states=3)
+    states = sorted(p.name for p in (folder / "state").iterdir() if p.is_dir())
     assert states == ["only-0000028", "only-0000029", "only-0000030"]
-    taus = {m["step"]: m["tau"] for m in read_metrics(run) if "tau" in m}
-    config = json.loads((run / "best" / "only" / "config.json").read_text())["training"]
-    assert config["tau"] == max(taus.values()) > min(taus.values())
-    assert config["step"] == min(step for step, tau in taus.items() if tau == config["tau"])
+
+    merged = OmegaConf.create({**settings, "name": "whole"})
+    run = program.Run(check(merged))  # pyright: ignore[reportArgumentType]
+    stage = run.build(run.config.stages[0])
+    kept = []
+    for step, tau in ((40, 2.5), (44, 2.1), (48, 2.5), (52, 2.6)):
+        run.keep_best(stage, step, tau)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"stage": "only", "step": step, "tau": tau}) + "\n")
+        config = json.loads((folder / "best" / "only" / "config.json").read_text())
+        kept.append(config["training"]["step"])
+    assert kept == [40, 40, 40, 52]
 
 
 KILLER = """
