@@ -8,8 +8,15 @@
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
+case " $* " in
+*" --help "* | *" -h "*)
+    usage
+    exit 0
+    ;;
+esac
 if [[ $# -lt 1 || $1 == -* ]]; then
-    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}" >&2
+    usage >&2
     exit 2
 fi
 python=${PYTHON:-}

@@ -87,6 +87,12 @@ def check_python(flag: str, module: str, *arguments: str) -> None:
 
         with hydra.initialize_config_dir(CONFIGS, version_base="1.3"):
             check(hydra.compose("train", list(arguments)))
+    elif module == "train.data":
+        from dlite.config import parse
+        from train.corpus_check import Config
+
+        assert arguments[0] == "check"
+        parse(Config, arguments[1:])
     elif module.partition(".")[0] in {"train", "eval"}:
         from dlite.config import parse
 
@@ -111,6 +117,7 @@ def check_accelerate(verb: str, *arguments: str) -> None:
 
 CHECKS: dict[str, Callable[..., None]] = {
     "bash": check_bash,
+    "sbatch": lambda script, *_: check_bash(script),
     "dlite": check_dlite,
     "python": check_python,
     ".venv/bin/python": check_python,
