@@ -63,7 +63,7 @@ def test_epochs_draw_their_anchors_from_those_that_the_cache_kept(
     settings: dict[str, Any],
 ) -> None:
     data = {**settings["data"], "cache_anchors": 6, "cache_dtype": "bfloat16"}
-    merged = OmegaConf.create({**settings, "data": data})
+    merged = OmegaConf.create({**settings, "name": "pool", "data": data})
     run = program.Run(check(merged))  # pyright: ignore[reportArgumentType]
     states = run.cached()
     for sample in run.train:
