@@ -89,10 +89,10 @@ def check_python(flag: str, module: str, *arguments: str) -> None:
             check(hydra.compose("train", list(arguments)))
     elif module == "train.data":
         from dlite.config import parse
-        from train.corpus_check import Config
+        from train.corpus_check import Check
 
         assert arguments[0] == "check"
-        parse(Config, arguments[1:])
+        parse(Check, arguments[1:])
     elif module.partition(".")[0] in {"train", "eval"}:
         from dlite.config import parse
 
