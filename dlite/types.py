@@ -8,7 +8,7 @@ head, N heads, H head dim, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -153,17 +153,6 @@ class Choice(NamedTuple):
 
     drafter: str
     draft: Draft
-
-    def cut(self, length: int) -> Draft:
-        """The first `length` tokens and what belongs to them; itself if it isn't longer."""
-        if len(self.tokens) <= length:
-            return self
-        return replace(
-            self,
-            tokens=self.tokens[:length],
-            probs_KV=None if self.probs_KV is None else self.probs_KV[:length],
-            survival=None if self.survival is None else self.survival[:length],
-        )
 
 
 @dataclass(frozen=True, slots=True)
