@@ -117,8 +117,12 @@ def test_a_second_ctrl_c_ends_the_run_at_once(
         os.kill(os.getpid(), signal.SIGINT)
 
     at_step(monkeypatch, 1, twice)
-    with pytest.raises(KeyboardInterrupt):
-        train(settings, "cut")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(settings, "cut")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_resume_where_the_stage_had_just_ended_trains_nothing_twice(
