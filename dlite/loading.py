@@ -6,7 +6,7 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import (
@@ -139,7 +139,7 @@ def _from_gguf(source: str, file: str, dtype: torch.dtype) -> tuple[Any, dict[st
 
 
 def _pretrained(source: str, dtype: torch.dtype, **where: Any) -> tuple[Any, dict[str, Any]]:
-    return AutoModelForCausalLM.from_pretrained(
+    loaded = AutoModelForCausalLM.from_pretrained(
         source,
         dtype=dtype,
         attn_implementation=attention.NAME,
@@ -147,6 +147,8 @@ def _pretrained(source: str, dtype: torch.dtype, **where: Any) -> tuple[Any, dic
         ignore_mismatched_sizes=True,  # reported by the caller, with the missing ones
         **where,
     )
+    # transformers annotates what comes without the loading info.
+    return cast(tuple[Any, dict[str, Any]], loaded)
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

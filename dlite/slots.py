@@ -63,7 +63,9 @@ class _Menu:
     `worths` are the slopes of its concave majorant."""
 
     def __init__(self, curves: Sequence[Curve]) -> None:
-        self.best = [(0.0, 0, 0)] * (1 + max(map(len, curves), default=0))
+        self.best: list[tuple[float, int, int]] = [(0.0, 0, 0)] * (
+            1 + max(map(len, curves), default=0)
+        )
         for option, curve in enumerate(curves):
             for k, total in enumerate(accumulate(curve), start=1):
                 if total > self.best[k][0]:

@@ -26,6 +26,20 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+class OneSample:
+    """States of a sample that no target has seen."""
+
+    def __init__(self, states_SCD: Tensor) -> None:
+        self.layer_ids: tuple[int, ...] = (0, 1, 2, 3)
+        self.states_SCD = states_SCD
+
+    def get(self, samples: object) -> list[Tensor]:
+        return [self.states_SCD]
+
+    def log_z(self, samples: object) -> None:
+        return None
+
+
 def step_peak(vocab_size: int, num_tokens: int) -> int:
     """A student of D = 256, 2 layers, R = 64: CE + TV over 512 anchors of one sample, K = 7."""
     from dlite.model.config import DraftConfig
@@ -55,10 +69,7 @@ def step_peak(vocab_size: int, num_tokens: int) -> int:
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.randint(vocab_size, (num_tokens,)).tolist()
     sample = Sample("s", ids, [t > 8 for t in range(num_tokens)])
-    states_SCD = torch.randn(num_tokens, 4, 256)
-    states = SimpleNamespace(
-        layer_ids=(0, 1, 2, 3), get=lambda _: [states_SCD], log_z=lambda _: None
-    )
+    states = OneSample(torch.randn(num_tokens, 4, 256))
     table_V = torch.arange(vocab_size)
 
     def step(limit: int) -> None:
@@ -95,7 +106,7 @@ def run_peak(settings: Path) -> int:
     from train.run import train
 
     config = check(OmegaConf.create(json.loads(settings.read_text())))  # pyright: ignore
-    torch.randn(64, 64) @ torch.randn(64, 64)  # the math library's own buffers
+    torch.randn(64, 64).matmul(torch.randn(64, 64))  # the math library's own buffers
     before = resident("VmRSS")
     forget_peak()
     train(config)

@@ -83,7 +83,7 @@ def test_deepspeed_equals_one_process_with_the_same_global_batch(
             "ACCELERATE_USE_DEEPSPEED": "true",
             "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(ZERO / f"zero{stage}.json"),
         }
-        assert_same(steps(tmp_path / f"zero{stage}", settings, 2, **environment), one, 1e-6)
+        assert_same(steps(tmp_path / f"zero{stage}", settings, 2, environment), one, 1e-6)
 
 
 @pytest.mark.parametrize(("world", "deepspeed"), [(2, False), (1, True)])

@@ -136,6 +136,7 @@ def enumerate_rounds(p: Conditional, make: Callable[[], Drafter], length: int) -
         texts = [list(prompt) for prompt in PROMPTS]
         for request in asked:
             drafter.start(request)
+        drafts: dict[int, Draft] = {}
         for verdicts in [*history, None]:
             live = [i for i in (0, 1) if len(texts[i]) < full[i]]
             views = [View(asked[i], texts[i], full[i] - len(texts[i]) - 1) for i in live]

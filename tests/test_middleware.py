@@ -12,7 +12,10 @@ from dlite.vllm_plugin.middleware import Tenants, tenant
 
 
 def post(
-    body: bytes, path: str = "/v1/chat/completions", chunks: int = 1, **headers: str
+    body: bytes,
+    path: str = "/v1/chat/completions",
+    chunks: int = 1,
+    headers: dict[str, str] | None = None,
 ) -> tuple[int, Any]:
     """(200, the body that the application got) or (status, the error's text)."""
     got: list[Any] = []
@@ -41,7 +44,8 @@ def post(
         "method": "POST",
         "path": path,
         "headers": [
-            (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
+            (name.replace("_", "-").encode(), value.encode())
+            for name, value in (headers or {}).items()
         ],
     }
     asyncio.run(Tenants(app)(scope, receive, send))
@@ -53,7 +57,7 @@ def post(
 
 
 def xargs(body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    status, seen = post(json.dumps(body).encode(), **headers)
+    status, seen = post(json.dumps(body).encode(), headers=headers)
     assert status == 200
     return seen["vllm_xargs"]
 

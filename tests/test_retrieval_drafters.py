@@ -113,7 +113,7 @@ def test_the_static_corpus_wins_without_being_longer_by_delta(tmp_path: Path) ->
     for delta, expected in ((5, "session"), (4, "global")):
         options = AgSpecOptions(delta=delta)
         drafter = AgSpecDrafter(Memory(options, corpus=load(tmp_path)), options)
-        one = request("a", "n text LOCAL. common text ")  # 7 tokens match here, 12 there
+        one = request("a", "n text LOCAL.common text ")  # 7 tokens match here, 12 there
         drafter.start(one)
         (draft,) = drafter.propose([View(one, one.prompt, 8)])
         assert draft.source == expected
@@ -129,17 +129,19 @@ def text_tokens(text: str) -> list[int]:
 
 def said(drafter: Any, name: str, text: str, asked: str, **agent: Any) -> str:
     """What is drafted behind `asked` in a call of the same session after `text` was generated."""
-    agent = {"structure": BLOCKS, "agent_id": "a", "query_id": "q"} | agent
-    first = request(f"{name} 1", text_tokens("hello"), **(agent | {"agent_id": "a"}))
+    own: dict[str, Any] = {"structure": BLOCKS, "agent_id": "a", "query_id": "q"}
+    first = request(f"{name} 1", text_tokens("hello"), **own)
     drafter.start(first)
     drafter.propose([View(first, [*first.prompt, *text_tokens(text)], 8)])
     drafter.finish(first)
-    second = request(f"{name} 2", text_tokens("hello"), **agent)
+    second = request(f"{name} 2", text_tokens("hello"), **own | agent)
     drafter.start(second)
     (draft,) = drafter.propose([View(second, [*second.prompt, *text_tokens(asked)], 8)])
     drafter.finish(second)
     drafter.close(KEY)
-    return byte_tokenizer().decode(draft.tokens)
+    drafted = byte_tokenizer().decode(draft.tokens)
+    assert isinstance(drafted, str)
+    return drafted
 
 
 def test_a_draft_leaves_its_block_agent_or_query() -> None:

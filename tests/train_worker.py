@@ -31,17 +31,23 @@ class Done:
     weights: dict[str, Tensor]
 
 
-def steps(folder: Path, settings: dict[str, Any], world: int, **environment: str) -> Done:
+def steps(
+    folder: Path, settings: dict[str, Any], world: int, environment: dict[str, str] | None = None
+) -> Done:
     """Runs five steps in `world` fresh processes."""
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps(settings))
-    launch(world, [__file__, str(folder)], **environment)
+    launch(world, [__file__, str(folder)], environment=environment)
     done = json.loads((folder / "done.json").read_text())
     return Done(**done, weights=load_file(folder / "weights.safetensors"))
 
 
 def launch(
-    world: int, command: list[str], *, check: bool = True, **environment: str
+    world: int,
+    command: list[str],
+    *,
+    check: bool = True,
+    environment: dict[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess[str]]:
     """`python COMMAND` as `world` ranks, started as a launcher starts them; waits for all."""
     with socket.socket() as free:
@@ -56,7 +62,7 @@ def launch(
         ranks.append(
             subprocess.Popen(
                 [sys.executable, *command],
-                env=env | own | environment,
+                env=env | own | (environment or {}),
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -106,15 +112,16 @@ def whole_run(settings: Path, sigterm_at: int | None) -> None:
     from train.config import check
     from train.loop import Fit
     from train.signals import Interrupted
+    from train.work import Step
 
     original = Fit.step
 
-    def step(self: Fit, number: int) -> Any:
-        if number == sigterm_at and self.rank == 1:
+    def interrupted(self: Fit, step: int) -> Step:
+        if step == sigterm_at and self.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, number)
+        return original(self, step)
 
-    Fit.step = step
+    Fit.step = interrupted
     try:
         program.train(check(OmegaConf.create(json.loads(settings.read_text()))))  # pyright: ignore
     except Interrupted:

@@ -51,7 +51,7 @@ def start(config: TrainConfig, folder: Path) -> Accelerator:
 def _deepspeed_on_cpu() -> None:
     """Switches off an op that DeepSpeed (0.19.8) would compile for minutes before its processes
     meet; a killed run leaves a lock on which the next one waits for ever."""
-    import deepspeed.ops
+    import deepspeed.ops  # pyright: ignore[reportMissingImports]
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
@@ -118,8 +118,10 @@ def whole_weights(accelerator: Accelerator, module: nn.Module) -> dict[str, Tens
 
 
 def _from_deepspeed(module: nn.Module) -> dict[str, Tensor]:
-    from deepspeed import zero
-    from deepspeed.utils import safe_get_full_fp32_param
+    from deepspeed import zero  # pyright: ignore[reportMissingImports]
+    from deepspeed.utils import (  # pyright: ignore[reportMissingImports]
+        safe_get_full_fp32_param,
+    )
 
     weights = {name: buffer.clone() for name, buffer in module.named_buffers()}
     for name, parameter in module.named_parameters():

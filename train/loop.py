@@ -248,9 +248,10 @@ class Fit:
             found.stats = {k: torch.zeros_like(v) for k, v in found.stats.items()}
         found.rounds = gather_object(found.rounds)
         found.stats = self.global_stats(found.stats)
-        line = found.acceptance() | {f"held_out_{k}": v for k, v in summarise(found.stats).items()}
+        acceptance = found.acceptance()
+        line = acceptance | {f"held_out_{k}": v for k, v in summarise(found.stats).items()}
         if self.keep_best is not None and self.accelerator.is_main_process:
-            self.keep_best(stage, step, line["tau"])
+            self.keep_best(stage, step, acceptance["tau"])
         self.log(step, line)
 
     def global_stats(self, stats: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -264,13 +265,15 @@ class Fit:
         summed = self.accelerator.reduce(local, "sum")
         assert isinstance(summed, Tensor)
         anchors, tokens, supervised = summed.tolist()
-        line = {"loss": did.loss, "grad_norm": did.grad_norm, "lr": self.rate(done - 1)}
-        line |= summarise(self.global_stats(did.stats))
+        rates = summarise(self.global_stats(did.stats))
+        line = {"loss": did.loss, "grad_norm": did.grad_norm, "lr": self.rate(done - 1), **rates}
         line |= {"anchors_per_second": anchors, "supervised_tokens_per_second": supervised}
         if peak := peak_flops(self.device):
             line["mfu"] = self.flops_per_second(anchors, tokens) / peak / self.world
         self.log(done, line)
-        bar.set_postfix(loss=f"{did.loss:.3f}", hit=f"{line['hit_by_position'][0]:.2f}")
+        hit_K = rates["hit_by_position"]
+        assert isinstance(hit_K, list)
+        bar.set_postfix(loss=f"{did.loss:.3f}", hit=f"{hit_K[0]:.2f}")
 
     def flops_per_second(self, anchors: float, tokens: float) -> float:
         teacher = self.stage.teacher

@@ -8,13 +8,14 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed import is_initialized
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Trained:
         else:
             model, optimizer = get_state_dict(self.module, self.optimizer.optimizer)
             parts = {"model": model, "optimizer": optimizer}
-            dcp.save(parts, checkpoint_id=folder, no_dist=not is_initialized())
+            save(parts, checkpoint_id=folder, no_dist=not is_initialized())
 
     def read(self, folder: Path) -> None:
         """DDP, FSDP2 and single processes read each other's states, at any number of processes;
@@ -68,7 +69,7 @@ class Trained:
         optimizer = self.optimizer.optimizer
         model_state, optimizer_state = get_state_dict(self.module, optimizer)
         parts = {"model": model_state, "optimizer": optimizer_state}
-        dcp.load(parts, checkpoint_id=folder, no_dist=not is_initialized())
+        load(parts, checkpoint_id=folder, no_dist=not is_initialized())
         set_state_dict(
             self.module,
             optimizer,

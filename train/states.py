@@ -46,13 +46,15 @@ class KeptStates:
         self.layer_ids = states.layer_ids
         captured, log_z = states.get(samples), states.log_z(samples)
         self._states = {s.id: x.cpu() for s, x in zip(samples, captured, strict=True)}
-        self._log_z = log_z and {s.id: x for s, x in zip(samples, log_z, strict=True)}
+        self._log_z = (
+            None if log_z is None else {s.id: x for s, x in zip(samples, log_z, strict=True)}
+        )
 
     def get(self, samples: Sequence[Sample]) -> list[Tensor]:
         return [self._states[s.id] for s in samples]
 
     def log_z(self, samples: Sequence[Sample]) -> list[Tensor] | None:
-        return self._log_z and [self._log_z[s.id] for s in samples]
+        return None if self._log_z is None else [self._log_z[s.id] for s in samples]
 
 
 class MemoryStates:

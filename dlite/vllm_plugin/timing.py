@@ -30,12 +30,13 @@ class StepTimes:
         num_draft: int,
         cache: Path | None = None,
     ) -> None:
-        self.costs = CostTable.read(cache) if cache and cache.is_file() else None
-        if self.costs is None:
-            self.costs = measure(step, draft, max_batch=max_batch, num_draft=num_draft)
+        costs = CostTable.read(cache) if cache and cache.is_file() else None
+        if costs is None:
+            costs = measure(step, draft, max_batch=max_batch, num_draft=num_draft)
             if cache:
                 cache.parent.mkdir(parents=True, exist_ok=True)
-                self.costs.write(cache)
+                costs.write(cache)
+        self.costs = costs
 
     @property
     def ridge_tokens(self) -> int:
