@@ -31,6 +31,7 @@ def measured(*arguments: str) -> int:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 @pytest.mark.parametrize(("vocab_size", "limit"), [(151_936, 0.5), (262_144, 0.8)])
 def test_a_step_holds_no_logits_of_all_positions(vocab_size: int, limit: float) -> None:
@@ -70,6 +71,7 @@ def test_checkpointing_keeps_a_fraction_of_the_activations() -> None:
     assert saved_bytes(deep, load, 4, checkpointing=True) < saved_bytes(deep, load, 4) / 4
 
 
+@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["teacher", "student"])
 def test_the_plan_is_within_a_fifth_of_the_measured_peak(tmp_path: Path, stage: str) -> None:
