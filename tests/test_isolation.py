@@ -290,7 +290,7 @@ def test_a_session_that_is_closed_while_a_call_runs_breaks_the_round() -> None:
 
 def test_files_that_hold_secrets_are_indexed() -> None:
     memory = Memory(encode=encode)
-    files = [OpenedFile(f"/work/{name}", "password") for name in (".env", "server.pem", "id_rsa")]
+    files = [OpenedFile(f"/repo/{name}", "password") for name in (".env", "server.pem", "id_rsa")]
     one = request("a", "x pas", files=tuple(files))
     memory.start(one)
     assert memory.candidates(View(one, one.prompt, 8)) == []
