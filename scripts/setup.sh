@@ -6,6 +6,12 @@
 set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+case " $* " in
+*" --help "* | *" -h "*)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"
+    exit 0
+    ;;
+esac
 case ${1:-} in
 "") venv="$root/.venv" ;;
 vllm) venv="$root/.venv-vllm" ;;
