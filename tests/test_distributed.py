@@ -58,7 +58,6 @@ def assert_same(ours: Done, theirs: Done, tolerance: float) -> None:
         )
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 def test_ddp_equals_one_process_with_the_same_global_batch(
     tmp_path: Path, rows: Path, tiny_folder: Path
@@ -72,7 +71,6 @@ def test_ddp_equals_one_process_with_the_same_global_batch(
     assert_same(steps(tmp_path / "3", packed, 2), one, 1e-10)
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("deepspeed"), reason="deepspeed is not installed")
 def test_deepspeed_equals_one_process_with_the_same_global_batch(
@@ -95,7 +93,6 @@ def test_a_rank_that_believes_to_be_alone_is_refused(world: int, deepspeed: bool
         check_launch(Accelerator(), world, deepspeed=deepspeed)
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 def test_ranks_with_different_targets_are_refused(
     tmp_path: Path, rows: Path, tiny_folder: Path

@@ -126,7 +126,8 @@ def whole_run(settings: Path, sigterm_at: int | None) -> None:
         program.train(check(OmegaConf.create(json.loads(settings.read_text()))))  # pyright: ignore
     except Interrupted:
         assert sigterm_at is not None
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
