@@ -236,7 +236,7 @@ def test_resume_of_two_processes_and_by_another_number_of_them(
     for name in ("whole", "cut"):
         (tmp_path / f"{name}.json").write_text(json.dumps({**settings, "name": name}))
     launch(2, [*worker, str(tmp_path / "whole.json")])
-    launch(2, [*worker, str(tmp_path / "cut.json"), "1"])  # SIGTERM to rank 1 in step 1
+    launch(2, [*worker, str(tmp_path / "cut.json"), "only 1"])  # SIGTERM to rank 1 in step 1
     found = latest(tmp_path / "cut" / "state")
     assert found is not None and found[1].step == 2
     subprocess.run(["cp", "-r", tmp_path / "cut", tmp_path / "alone"], check=True)
