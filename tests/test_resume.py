@@ -152,6 +152,8 @@ def test_resume_from_torn_metrics_and_a_state_that_latest_does_not_name_yet(
 
 
 def test_the_last_states_and_the_best_draft_are_kept(settings: dict[str, Any]) -> None:
+    """R6: states are counted in optimizer steps, here of two micro-batches each."""
+    settings["optim"]["micro_batch_size"] = 1
     folder = train(settings, "whole", keep_states=3)
     states = sorted(p.name for p in (folder / "state").iterdir() if p.is_dir())
     assert states == ["only-0000028", "only-0000029", "only-0000030"]

@@ -102,7 +102,6 @@ def main(folder: Path) -> None:
         torch.set_default_dtype(torch.float64)  # the trainee's weights too
     config = check(OmegaConf.create(job))  # pyright: ignore[reportArgumentType]
     run = Run(config)
-    run.folder.mkdir(parents=True, exist_ok=True)
     stage = run.build(config.stages[0])
     data = Data(run.train, run.held_out, LiveStates(run.target, run.layer_ids()))
     fit = Fit(stage, data, run.target, config, run.accelerator, run.folder)

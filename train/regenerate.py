@@ -27,6 +27,7 @@ from dlite.target import TargetModel
 from dlite.types import Request, Sampling
 from train.answers import AnswerFile
 from train.client import ChatClient
+from train.record import writable
 from train.rows import ID_KEYS, Chat, Rejected, prompt, read_rows, reasons, row_id
 from train.supervision import render
 
@@ -166,6 +167,7 @@ def load_prompts(config: Config, rejected: Counter[str]) -> dict[str, Chat]:
 
 def regenerate(config: Config) -> None:
     rejected: Counter[str] = Counter()
+    writable(config.file.parent, "out")
     chats = load_prompts(config, rejected)
     target = None
     if config.target:

@@ -31,7 +31,7 @@ from train.config import StageConfig, TrainConfig, check
 from train.data import Sample, load_samples, token_counts
 from train.loop import Data, Fit, num_steps
 from train.plan import measured_plan, outlined_plan, print_plan
-from train.record import as_json, check_same_run, keep_metrics_up_to, read_metrics
+from train.record import as_json, check_same_run, keep_metrics_up_to, read_metrics, writable
 from train.signals import Interrupted, Stop
 from train.stages import Stage, build_model, compile_mlps, draft_config
 from train.state import Position, latest
@@ -45,7 +45,9 @@ class Run:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.folder = Path(config.output) / config.name
+        self.folder = writable(Path(config.output) / config.name, "output")
+        if config.data.states == "cache":
+            writable(Path(config.data.cache).parent, "data.cache")
         self.accelerator = distributed.start(config, self.folder)
         self.target = TargetModel.load(
             config.target.name, dtype=config.target.dtype, device=str(self.accelerator.device)
@@ -196,7 +198,6 @@ def train(config: TrainConfig) -> None:
         print_plan(outlined_plan(config), config, Path(config.output) / config.name)
         return
     run = Run(config)
-    run.folder.mkdir(parents=True, exist_ok=True)
     if config.run == "plan":
         print_plan(measured_plan(run), config, run.folder)
         return
