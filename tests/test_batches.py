@@ -123,9 +123,7 @@ def test_a_draft_is_the_same_behind_1k_8k_and_32k_tokens(context: str) -> None:
     torch.manual_seed(0)
     model = DraftModel(draft)
     head_VD = torch.randn(V, 16)
-    bound = SimpleNamespace(
-        embed=lambda ids: head_VD[ids], head_weight_VD=head_VD, num_token_ids=V
-    )
+    bound = SimpleNamespace(embed=lambda ids: head_VD[ids], head_weight_VD=head_VD, num_token_ids=V)
     model.bind(bound)  # pyright: ignore[reportArgumentType]
     tail, features = [(7 * t) % V for t in range(40)], []
     for before in (0, 1024, 8192, 32768):

@@ -69,7 +69,8 @@ def settings(tiny_folder: Path, answers: Path, tmp_path: Path) -> dict[str, Any]
 
 
 def configure(settings: dict[str, Any], **changes: Any) -> TrainConfig:
-    
+    from omegaconf import OmegaConf
+
     merged = OmegaConf.create({**settings, **changes})
     return check(merged)  # type: ignore[arg-type]
 
