@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from train.config import StageConfig, TrainConfig
-from train.state import Position, write_atomically
-
-
-def writable(folder: Path, key: str) -> Path:
-    """Makes a folder with its parents; `key` names the setting that it comes from. Raises
-    ValueError where nothing can be written: at the start, not after hours."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot make {folder}: {error.strerror}; give another {key}=") from None
-    if not os.access(folder, os.W_OK):
-        raise ValueError(f"cannot write to {folder}; give another {key}=, or mend its permissions")
-    return folder
+from train.files import write_atomically
+from train.state import Position
 
 
 def keep_metrics_up_to(folder: Path, stages: list[StageConfig], position: Position | None) -> None:

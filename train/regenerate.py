@@ -27,7 +27,7 @@ from dlite.target import TargetModel
 from dlite.types import Request, Sampling
 from train.answers import AnswerFile
 from train.client import ChatClient
-from train.record import writable
+from train.files import writable
 from train.rows import ID_KEYS, Chat, Rejected, prompt, read_rows, reasons, row_id
 from train.supervision import render
 
@@ -179,8 +179,7 @@ def regenerate(config: Config) -> None:
     try:
         if config.server:
             _ask_server(config, target, todo, progress)
-        else:
-            assert target is not None
+        elif target is not None:
             _ask_target(config, target, todo, progress)
     finally:
         progress.close()

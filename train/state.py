@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from train.files import write_atomically
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -124,9 +126,3 @@ def latest(folder: Path) -> tuple[Path, Position] | None:
             "it, or delete it to start over"
         )
     return path, Position(**json.loads((path / "position.json").read_text()))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
