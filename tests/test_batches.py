@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import save_tiny_llama
 from torch import Tensor
 
 from dlite.model.config import DraftConfig
@@ -149,6 +151,15 @@ def test_order_is_a_function_of_seed_and_epoch_and_an_epoch_holds_every_sample_o
     assert sorted(seen) == sorted(s.id for s in samples)
     assert order(10, 5, 0) == order(10, 5, 0) != order(10, 5, 1)
     assert step_samples(samples, 4, 3, seed=5)[1] == 1
+
+
+def test_a_draft_has_its_targets_head_size_where_that_is_not_hidden_size_by_heads(
+    tmp_path: Path,
+) -> None:
+    """F5: Qwen3's is not."""
+    target = TargetModel.load(str(save_tiny_llama(tmp_path / "wide", head_dim=24)))
+    draft = draft_config(target, ModelConfig(num_taps=3), [])
+    assert draft.head_dim == 24 != draft.hidden_size // draft.num_attention_heads
 
 
 @pytest.mark.parametrize("head", ["tied", "lowrank"])

@@ -62,7 +62,7 @@ def _complete_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
     Only the trainee is split: told of ZeRO-3, transformers would load the target in splinters, too,
     with an embedding and a head of no rows.
     """
-    from transformers.integrations import unset_hf_deepspeed_config
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     plugin = accelerator.deepspeed_plugin
     assert plugin is not None
