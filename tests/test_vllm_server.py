@@ -145,11 +145,12 @@ def test_load_with_aborts_and_errors_changes_no_answer_and_leaks_nothing(server:
         return "same" if answer == plain[prompt] else "differs"
 
     with ThreadPoolExecutor(32) as pool:
-        results = list(pool.map(one, range(150)))
+        results = list(pool.map(one, range(200)))
         early = server.resident_bytes()
-        results += list(pool.map(one, range(150, 400)))
+        results += list(pool.map(one, range(200, 1000)))
     assert set(results) == {"same", "refused", "aborted"}
-    assert server.resident_bytes() < 1.05 * early
+    assert results.count("aborted") > 150 and results.count("refused") > 30
+    assert server.resident_bytes() < 1.03 * early
 
 
 def test_counters_are_there_and_nothing_of_a_request_is(server: Server) -> None:
