@@ -22,6 +22,8 @@ from conftest import save_tiny_llama
 
 from dlite import serve
 from dlite.client import extra_body
+from eval.serving import Ask, Endpoint
+from eval.throughput import Config, measure, rows
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -151,6 +153,21 @@ def test_load_with_aborts_and_errors_changes_no_answer_and_leaks_nothing(server:
     assert set(results) == {"same", "refused", "aborted"}
     assert results.count("aborted") > 150 and results.count("refused") > 30
     assert server.resident_bytes() < 1.03 * early
+
+
+def test_no_drafter_profits_from_prompts_that_another_one_read(server: Server) -> None:
+    words = " ".join(random.Random(1).choices(WORDS, k=40))
+    chains = [[Ask("one", [{"role": "user", "content": words}])]]
+    config = Config(target="", suite=[], out="", drafter=["sam"], max_new_tokens=16)
+    where = {
+        "plain": Endpoint(server.url, server.model, "none"),
+        "sam": Endpoint(server.url, server.model, "sam"),
+    }
+    runs = measure(where, chains, 1, config)
+    for run in runs.values():
+        assert run.counted["vllm:prompt_tokens_total"] > 2 * 128  # two answers, over a block each
+        assert run.counted["vllm:prefix_cache_hits_total"] == 0
+    assert [row.identical_share for row in rows("", 1, runs)] == [1.0, 1.0]
 
 
 def test_counters_are_there_and_nothing_of_a_request_is(server: Server) -> None:
