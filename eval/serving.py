@@ -30,7 +30,7 @@ PLAIN = "plain"  # our server with drafts switched off, so without asynchronous 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call: `extra` goes into the request's body. Calls of other `salt` share no prefix cache."""
+    """One call: `extra` goes into the request's body. Of another `salt`, nothing is cached."""
 
     id: str
     messages: list[dict[str, str]]
