@@ -156,7 +156,7 @@ def test_load_with_aborts_and_errors_changes_no_answer_and_leaks_nothing(server:
 
 
 def test_no_drafter_profits_from_prompts_that_another_one_read(server: Server) -> None:
-    words = " ".join(random.Random(1).choices(WORDS, k=40))
+    words = " ".join(random.Random(1).choices(WORDS, k=120))
     chains = [[Ask("one", [{"role": "user", "content": words}])]]
     config = Config(target="", suite=[], out="", drafter=["sam"], max_new_tokens=16)
     where = {
