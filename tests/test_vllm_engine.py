@@ -140,6 +140,26 @@ def test_near_the_longest_sequence_drafts_go_on_and_fit(served: Engine) -> None:
     assert sum(drafted for drafted, _ in rounds[1]) > 0
 
 
+def test_nothing_is_left_of_a_session_behind_its_last_call(
+    served: Engine, prompts: list[list[int]]
+) -> None:
+    from vllm import SamplingParams
+
+    memories = served.calls.drafters["agentspec"].memories
+    kept = []
+    for end in (0, 1):
+        extra = {"dlite_drafter": "agentspec", "dlite_session_end": end}
+        asked = [
+            SamplingParams(max_tokens=8, extra_args={**extra, "dlite_session_id": f"s{i}"})
+            for i in range(10)
+        ]
+        given = [{"prompt_token_ids": prompt} for prompt in prompts[:10]]
+        served.llm.generate(given, asked, use_tqdm=False)
+        served.generate([[5]], "none", max_tokens=1)  # the end of a call shows in the next step
+        kept.append(sum(memory.num_tokens for memory in memories))
+    assert kept[0] > 0 == kept[1]
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
