@@ -23,6 +23,7 @@ import numpy as np
 from dlite import checkpoint
 from dlite.client import extra_body
 from dlite.config import run
+from dlite.files import writable
 from dlite.serve import servable
 from eval.provenance import provenance
 from eval.report import write_report
@@ -200,8 +201,7 @@ def _speed(run: Run) -> float:
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     trained = checkpoint.read(config.draft).config.num_draft_tokens if config.draft else 7
     found: list[Row] = []
     with endpoints(

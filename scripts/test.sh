@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv if needed, then lint, format, types and the tests; fails if any of them fails.
 # Usage: bash scripts/test.sh [PYTEST ARGUMENTS]      e.g. -m "not slow", or tests/test_verify.py
-# With CI or WITH_VLLM set, the tests that need vLLM follow, in an environment of their own (.venv-vllm,
+# With CI or WITH_VLLM set, the tests that need vLLM come first, in an environment of their own (.venv-vllm,
 # 2.6 GB); where that can't be installed, a line says so.
 set -euo pipefail
 
@@ -23,13 +23,7 @@ check() {
 check "ruff check" .venv/bin/python -m ruff check --quiet .
 check "ruff format" .venv/bin/python -m ruff format --quiet --check .
 check "pyright" .venv/bin/python -m pyright
-if ((${#failed[@]})); then
-    printf 'FAILED before the tests: %s\n' "${failed[@]}"
-fi
 
-.venv/bin/python -m pytest -q --durations=10 "$@" || failed+=("pytest")
-
-# Last, so that the closing line is pytest's.
 if [[ -z ${CI:-}${WITH_VLLM:-} ]]; then
     echo "vLLM's tests are skipped: WITH_VLLM=1 runs them"
 elif bash scripts/setup.sh vllm; then
@@ -39,6 +33,9 @@ else
     echo "vLLM's tests are skipped: .venv-vllm could not be set up, see above"
 fi
 if ((${#failed[@]})); then
-    printf 'FAILED: %s\n' "${failed[@]}"
-    exit 1
+    printf 'FAILED before the tests: %s\n' "${failed[@]}"
 fi
+
+# pytest comes last, so that its closing line does too.
+.venv/bin/python -m pytest -q --durations=10 "$@" || failed+=("pytest")
+((${#failed[@]} == 0))
