@@ -65,7 +65,8 @@ class AgentSpecDrafter:
 
     def propose(self, views: list[View]) -> list[Draft]:
         found = [memory.propose(views, nothing=self.name) for memory in self.memories]
-        return [self.options.cut(max(drafts, key=_match_length)) for drafts in zip(*found)]
+        best = [max(drafts, key=_match_length) for drafts in zip(*found, strict=True)]
+        return [self.options.cut(draft) for draft in best]
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
         pass

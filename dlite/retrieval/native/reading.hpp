@@ -79,8 +79,11 @@ class Round {
   Round(nb::list calls, nb::list views, Policy policy) : policy_(policy) {
     const std::size_t size = nb::len(calls);
     rows_.resize(size);
-    for (std::size_t i = 0; i < size; ++i)
+    for (std::size_t i = 0; i < size; ++i) {
+      rows_[i].max_draft = nb::cast<int>(get(views[i], names().max_draft));
+      longest_ = std::max(longest_, rows_[i].max_draft);
       if (!calls[i].is_none()) read(rows_[i], calls[i], views[i]);
+    }
     for (const bool live : {true, false})
       for (Row& row : rows_)
         if (row.reader)
@@ -168,9 +171,7 @@ class Round {
     row.own = begin + static_cast<std::size_t>(reader.own - start);
     row.seen = begin + static_cast<std::size_t>(reader.seen - start);
     row.end = in_.tokens.size();
-    row.max_draft = nb::cast<int>(get(view, names().max_draft));
     reader.own = reader.seen = size;
-    longest_ = std::max(longest_, row.max_draft);
   }
 
   void consider(Row& row, const Origin& origin) {
