@@ -258,14 +258,14 @@ class Memory:
         return drafts
 
     def native_drafts(
-        self, views: list[View], delta: int, threshold: float, nothing: str
+        self, views: list[View], delta: int, threshold: float, nothing: str, *within: Any
     ) -> list[Draft]:
         """As `propose`; with `delta` < 0 as the survival drafter chooses, for calls whose reader
-        has a `survival`."""
+        has a `survival`. `within`: step times and a guard to plan by (`dlite.slots.plan`)."""
         from dlite.retrieval import _native
 
         calls = [self._calls.get(view.request.id) for view in views]
-        return _native.propose(calls, views, delta, threshold, nothing)
+        return _native.propose(calls, views, delta, threshold, nothing, *within)
 
     def candidates(self, view: View) -> list[Draft]:
         """A draft for each origin that holds a match, as long as the view allows."""

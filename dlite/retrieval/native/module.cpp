@@ -275,7 +275,8 @@ NB_MODULE(_native, module) {
       .def_rw("label", &Reader::label)
       .def("learn", &Reader::learn, "survival"_a)
       .def("connect", &Reader::connect, "sources"_a, "rules"_a, "names"_a);
-  module.def("propose", &propose, "calls"_a, "views"_a, "delta"_a, "threshold"_a, "nothing"_a);
+  module.def("propose", &propose, "calls"_a, "views"_a, "delta"_a, "threshold"_a, "nothing"_a,
+             "seconds"_a = nb::none(), "guard"_a = 0.0);
   module.def("plan", &plan_lists, "options"_a, "seconds"_a, "guard"_a);
 
   nb::class_<BlockTracker>(module, "BlockTracker")
