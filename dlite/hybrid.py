@@ -61,10 +61,9 @@ class Hybrid:
             drafter.start(request)
 
     def propose(self, views: list[View]) -> list[Draft]:
-        if isinstance(self.alone, PlansAlone) and isinstance(self.chooser, Planner):
-            planned = self.chooser.within(self.alone, views)
-            if planned is not None:
-                return planned
+        planned = self._planned(views)
+        if planned is not None:
+            return planned
         drafts = {drafter.name: _propose(drafter, views) for drafter in self.cheap}
         neural = self.neural
         if neural is not None and self.chooser.run_neural(neural.name, views, drafts):
@@ -77,12 +76,18 @@ class Hybrid:
             self._owner[view.request.id] = choice.drafter
         return [choice.draft for choice in choices]
 
+    def _planned(self, views: list[View]) -> list[Draft] | None:
+        if isinstance(self.alone, PlansAlone) and isinstance(self.chooser, Planner):
+            return self.chooser.within(self.alone, views)
+        return None
+
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        proposed = self._proposed.pop(request.id, {})
+        proposed = self._proposed.pop(request.id, None)
         if draft.tokens:
             drafter = self.alone or self._drafters[self._owner[request.id]]
             drafter.observe(request, draft, verdict)
-        self.chooser.observe(request, proposed, draft, verdict)
+        if proposed is not None:
+            self.chooser.observe(request, proposed, draft, verdict)
 
     def finish(self, request: Request) -> None:
         self._forget(request)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlite.drafters.memory import Memory, MemoryOptions, Seen
 from dlite.survival import LONGEST, Prior, Survival, cell_of, native_survival
-from dlite.types import Draft, Request, SessionKey, Verdict, View
+from dlite.types import Draft, Request, SessionKey, SourceClass, Verdict, View
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,10 +94,12 @@ class SurvivalDrafter:
         return draft
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        self.memory.observe(request, draft, verdict)
-        call = self.memory.call(request)
-        if call is not None and draft.evidence is not None:
-            call.survival.observe(draft.evidence, len(draft.tokens), verdict.num_accepted)
+        call, evidence = self.memory.call(request), draft.evidence
+        if call is None or evidence is None:
+            return
+        call.survival.observe(evidence, len(draft.tokens), verdict.num_accepted)
+        if evidence.source is SourceClass.WORKSPACE:
+            self.memory.observe(request, draft, verdict)
 
     def finish(self, request: Request) -> None:
         self.memory.finish(request)

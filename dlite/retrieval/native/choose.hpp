@@ -202,29 +202,6 @@ Outlook outlook(const Graph& graph, std::int32_t state, std::int32_t length, boo
 template <class Graph>
 struct Walk {
   std::int32_t state = kRoot, length = 0;
-  struct Warm {
-    std::int32_t state;
-    bool asked, found;
-  };
-  Warm warm{};  // where `prefetch` has come to
-
-  // Goes where `extend` will go for the first token.
-  void prefetch(const Graph& graph, int stage, const std::int32_t* tokens, std::size_t count) {
-    if (count == 0 || (stage > 0 && warm.found)) return;
-    if (stage == 0) {
-      warm = {state, false, false};
-      graph.prefetch_state(state);
-    } else if (!warm.asked) {
-      graph.prefetch_child(warm.state, tokens[0]);
-      warm.asked = true;
-    } else {
-      const std::int32_t target = graph.child(warm.state, tokens[0]);
-      if (target < 0 && warm.state == kRoot) return;
-      warm = {target >= 0 ? target : graph.link(warm.state), false, target >= 0};
-      graph.prefetch_state(warm.state);
-    }
-  }
-
   void prefetch_find(const Graph& graph, int stage) const {
     if (stage == 0) graph.prefetch_child(state, kEnd);
     if (stage == 1) {

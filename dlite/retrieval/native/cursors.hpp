@@ -17,9 +17,6 @@ class AutomatonCursor final : public Source {
   std::mutex& guard() override { return automaton_.guard(); }
   void check_open() const override { automaton_.check_open(); }
   void reset() { walk_ = {}; }
-  void prefetch(int stage, const std::int32_t* tokens, std::size_t count) override {
-    walk_.prefetch(automaton_, stage, tokens, count);
-  }
   void prefetch_find(int stage, Rule) override { walk_.prefetch_find(automaton_, stage); }
   void extend(const std::int32_t* tokens, std::size_t count) override {
     walk_.extend(automaton_, tokens, count);
@@ -48,9 +45,6 @@ class FrozenCursor final : public Source {
   std::mutex& guard() override { return guard_; }
   void check_open() const override {}
   void reset() { walk_ = {}; }
-  void prefetch(int stage, const std::int32_t* tokens, std::size_t count) override {
-    walk_.prefetch(frozen_, stage, tokens, count);
-  }
   void prefetch_find(int stage, Rule) override { walk_.prefetch_find(frozen_, stage); }
   void extend(const std::int32_t* tokens, std::size_t count) override {
     walk_.extend(frozen_, tokens, count);

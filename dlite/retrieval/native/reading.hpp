@@ -83,7 +83,7 @@ class Round {
     const std::size_t size = nb::len(calls);
     rows_.resize(size);
     for (std::size_t i = 0; i < size; ++i) {
-      rows_[i].max_draft = nb::cast<int>(get(views[i], names().max_draft));
+      rows_[i].max_draft = number(views[i], names().max_draft);
       longest_ = std::max(longest_, rows_[i].max_draft);
       if (!calls[i].is_none()) read(rows_[i], calls[i], views[i]);
     }
@@ -121,11 +121,12 @@ class Round {
   // Cuts the drafts to the slots that are worth their time; see plan.hpp.
   void plan_within(const double* seconds, std::size_t size, double guard) {
     const double least = worthless(seconds, size, static_cast<double>(rows_.size()));
-    Curves options(rows_.size());
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      const double* from = rows_[i].best ? rows_[i].curve->survival.data() : nullptr;
-      const double* end = from + rows_[i].length;
-      options[i].emplace_back(from, std::find_if(from, end, [&](double s) { return s <= least; }));
+    Options options;
+    for (const Row& row : rows_) {
+      const double* from = row.best ? row.curve->survival.data() : nullptr;
+      const double* end = from + row.length;
+      options.add({from, std::find_if(from, end, [&](double s) { return s <= least; })});
+      options.end_request();
     }
     const Plan made = plan(options, seconds, size, guard);
     for (std::size_t i = 0; i < rows_.size(); ++i) rows_[i].length = made.picks[i].second;
@@ -280,21 +281,6 @@ class Round {
   std::vector<Job> jobs_;
   std::vector<Source*> sources_;
 };
-
-inline std::size_t cell_of(const Survival& survival, nb::handle evidence) {
-  const auto field = [&](PyObject* name) { return nb::cast<int>(get(evidence, name)); };
-  return survival.prior().cell_of(field(names().source), field(names().match_length),
-                                  field(names().support), field(names().votes));
-}
-
-inline void observe(Survival& survival, nb::handle evidence, int drafted, int accepted) {
-  survival.observe(cell_of(survival, evidence), drafted, accepted);
-}
-
-inline nb::object curve_of(Survival& survival, nb::handle evidence, int num_tokens) {
-  return numbers(survival.of(cell_of(survival, evidence)).survival.data(),
-                 std::min(num_tokens, Curve::kLongest), PyFloat_FromDouble);
-}
 
 inline nb::list propose(nb::list calls, nb::list views, int delta, double threshold,
                         nb::object nothing, nb::object seconds, double guard) {
