@@ -33,6 +33,7 @@ from eval.provenance import provenance
 from eval.tokenizing import load_tokenizer
 
 CONTEXT = 64  # tokens that arctic-inference is given to match
+STDLIB = [sysconfig.get_paths()["stdlib"]]
 ROUNDS = 20  # steps whose median is one measurement
 TURN = 400  # tokens that a session is extended by, one call each, for one measurement
 
@@ -234,7 +235,7 @@ def read_text(config: Config) -> NDArray[np.int32]:
     tokenizer = load_tokenizer(config.tokenizer)
     wanted = config.tokens + future_tokens(config)
     tokens: list[int] = []
-    for file in text_files(config.text or [sysconfig.get_paths()["stdlib"]]):
+    for file in text_files(config.text or STDLIB):
         tokens += tokenizer.encode(file.read_text(errors="replace"), add_special_tokens=False).ids
         if len(tokens) > 8 * wanted:
             break
