@@ -7,7 +7,7 @@ set -euo pipefail
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 cd -- "$root"
-bash scripts/setup.sh
+bash scripts/setup.sh test
 
 export HF_HUB_OFFLINE=1 WANDB_MODE=disabled TOKENIZERS_PARALLELISM=false
 # The models here are small: more threads only wait for each other.

@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answer_runs import read
 from conftest import save_tiny_llama
+from test_regenerate import KILLER, ROOT
 
 from dlite import serve
 from dlite.client import extra_body
+from dlite.config import parse
 from eval.serving import Ask, Endpoint
 from eval.throughput import Config, measure, rows
+from train import regenerate
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -177,3 +181,20 @@ def test_counters_are_there_and_nothing_of_a_request_is(server: Server) -> None:
     assert "dlite:draft_seconds_total" in metrics
     assert "vllm:spec_decode_num_draft_tokens_total" in metrics
     assert SECRET not in metrics and SECRET not in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_two_thousand_answers_survive_five_kills(server: Server, tmp_path: Path) -> None:
+    """R5, kill -9 of the client: its 2,000 rows are the 2,000 prompts."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    names = [f"p{i}" for i in range(2000)]
+    prompts.write_text("".join(json.dumps({"id": n, "prompt": n}) + "\n" for n in names))
+    options = [f"server={server.url}/v1", f"model={server.model}", f"prompts={prompts}"]
+    options += [f"out={out}", "max_new_tokens=16", "concurrency=16"]
+    killer = KILLER.replace("(1, 9, 20, 33, 45)", "(1, 300, 777, 1200, 1800)")
+    subprocess.run([sys.executable, "-c", killer, *options], cwd=ROOT, check=True)
+    assert 1800 <= len(read(out)) < 2000
+    regenerate.regenerate(parse(regenerate.Config, options))
+    rows = read(out)
+    assert sorted(row["id"] for row in rows) == sorted(names)
+    assert all(0 < len(row["answer_ids"]) <= 16 for row in rows)

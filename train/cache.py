@@ -24,7 +24,7 @@ from tqdm import tqdm
 from dlite.target import TargetModel
 from train.batches import label_rows
 from train.data import Sample, anchors
-from train.state import write_atomically
+from train.files import write_atomically
 from train.states import log_normalisers
 
 MANIFEST = "manifest.json"
