@@ -96,7 +96,8 @@ install_vllm() {
     fi
     pip_install "what the tests need" --no-deps "$quickstart_target"
     pip_install "what dlite needs" -c "$constraints" "accelerate>=1.10" "gguf>=0.17" \
-        "omegaconf>=2.3" "pytest>=8.3" "hypothesis>=6.130" "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
+        "omegaconf>=2.3" "pytest>=8.3" "hypothesis>=6.130" \
+        "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
     pip_install "dlite" --no-deps --no-build-isolation -e "$root"
 }
 

@@ -12,9 +12,11 @@ import torch
 from conftest import TINY_DRAFT, save_tiny_llama
 
 from dlite import checkpoint
+from dlite.decode import decode
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
+from dlite.types import Request
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -77,6 +79,14 @@ def plain(target: TargetModel, prompts: list[list[int]]) -> list[list[int]]:
         for i, token in zip(open_, logits_NV.argmax(-1).tolist(), strict=True):
             outputs[i].append(token)
     return outputs
+
+
+def test_cached_decoding_works_with_the_transformers_that_vllm_takes(
+    target: TargetModel, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    """Older ones know our cache by another name, and ignored it."""
+    requests = [Request(f"r{i}", ids, NEW_TOKENS) for i, ids in enumerate(prompts)]
+    assert [done.tokens for done in decode(target, requests, None).completions] == plain
 
 
 @pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
