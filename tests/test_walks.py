@@ -59,8 +59,9 @@ def test_drafts_made_before_the_first_step_are_charged_to_it() -> None:
 
     class Plain(SimulatedDrafter):
         def propose(self, views: list[View]) -> list[Draft]:
+            spent = self._spent
             drafts = super().propose(views)
-            self._spent = 0.0 if views[0].max_draft else self._spent
+            self._spent = spent if views[0].max_draft else self._spent
             return [draft.cut(0) for draft in drafts]
 
     sessions = make_sessions(3)
