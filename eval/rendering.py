@@ -144,6 +144,18 @@ def _call(row: _Row, pieces: list[list[int]], end_id: int) -> Call:
     )
 
 
+def is_one_stream(calls: Sequence[Call]) -> bool:
+    """Whether each prompt of a session begins with all that was read and written before it: what
+    a call looks back on is then its session."""
+    before: list[int] = []
+    for call in calls:
+        prompt = call.prompt()
+        if prompt[: len(before)] != before:
+            return False
+        before = prompt + call.output
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """`sessions` are each session's calls in order."""

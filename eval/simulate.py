@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from eval import lineup
 from eval.profile import STRUCTURE
 from eval.provenance import provenance
 from eval.recorded import CallRecord, record
-from eval.rendering import Workload, load_calls
+from eval.rendering import Workload, is_one_stream, load_calls
 from eval.replay import MAX_DRAFT, Replay, replay
 from eval.report import write_report
 from eval.tally import (
@@ -119,7 +119,9 @@ class Result:
     step_tokens: dict[int, int]  # batches by the number of drafted tokens in them
     calibration: list[Bin]
 
-    def groups(self, costs: CostTable) -> list[dict[str, Any]]:
+    def groups(self, costs: CostTable, streams: Container[str]) -> list[dict[str, Any]]:
+        """`streams` are the sessions that are one stream."""
+        by_stream = {"stream": lambda cell: "one" if cell.session in streams else "several"}
         return [
             {
                 "drafter": self.row.drafter,
@@ -138,7 +140,7 @@ class Result:
                 "num_drafted": counts.drafted,
                 "num_accepted": counts.accepted,
             }
-            for by, key in GROUPINGS.items()
+            for by, key in (GROUPINGS | by_stream).items()
             for name, cells in grouped(self.tally, key).items()
             for counts in [total(cells.values())]
         ]
@@ -265,6 +267,7 @@ def main(config: Config) -> None:
     out = Path(config.out)
     out.mkdir(parents=True, exist_ok=True)
     simulation = Simulation(workload, config)
+    streams = {calls[0].session for calls in workload.sessions if is_one_stream(calls)}
     for name in ("rows", "goodput_by_seed", "step_tokens", "calibration", "groups"):
         summary[name] = []
     print(f"{'drafter':22} {'batch':>5} {'tok/step':>8} accept reject goodput us/step")
@@ -275,7 +278,7 @@ def main(config: Config) -> None:
             summary["goodput_by_seed"].append(result.seeds)
             summary["step_tokens"].append(result.step_tokens)
             summary["calibration"].append([asdict(b) for b in result.calibration])
-            summary["groups"] += result.groups(simulation.costs)
+            summary["groups"] += result.groups(simulation.costs, streams)
             (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     write_report([summary], out / "report.html")
     print(f"written: {out}/summary.json, report.html")
