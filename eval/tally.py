@@ -5,6 +5,7 @@ The figures are those of `eval.metrics`, which makes them from the rounds themse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -124,7 +125,12 @@ def grouped(cells: Tally, by: Callable[[Cell], str]) -> dict[str, Tally]:
     groups: dict[str, Tally] = {}
     for cell, counts in cells.items():
         groups.setdefault(by(cell), {})[cell] = counts
-    return dict(sorted(groups.items()))
+    return dict(sorted(groups.items(), key=lambda item: _natural(item[0])))
+
+
+def _natural(name: str) -> list[str | int]:
+    """Sorts 4-10 before 11-30."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def ci95(
