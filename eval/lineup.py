@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,6 @@ LINEUP: dict[str, dict[str, Variant]] = {
         "K=8": Variant("agspec", {"num_draft": 8}, corpus=True),
         "K=32": Variant("agspec", {"num_draft": 32}, corpus=True),
         "offline": Variant("agspec", {"lam": 0.3, "online": False}, corpus=True),
-        "arctic": Variant("agspec", {"lam": 0.3, "engine": "arctic"}, corpus=True),
         "own": Variant("agspec", {**COPY, "history": "own", "workspace": False}),
         "call": Variant("agspec", {**COPY, "history": "call", "workspace": False}),
         "+session": Variant("agspec", {**COPY, "workspace": False}),
@@ -182,6 +181,12 @@ LINEUP: dict[str, dict[str, Variant]] = {
         "": Variant("survival", {}, _planned, corpus=True, partner=True, structure=True),
         "alone": Variant(None, {}, _planned, partner=True),
     },
+}
+
+LINEUP["arctic"] = {
+    name: replace(variant, options={**variant.options, "engine": "arctic"})
+    for name, variant in LINEUP["agspec"].items()
+    if name in ("", "own", "call") or name.startswith("+")
 }
 
 
