@@ -125,10 +125,10 @@ def grouped(cells: Tally, by: Callable[[Cell], str]) -> dict[str, Tally]:
     groups: dict[str, Tally] = {}
     for cell, counts in cells.items():
         groups.setdefault(by(cell), {})[cell] = counts
-    return dict(sorted(groups.items(), key=lambda item: _natural(item[0])))
+    return dict(sorted(groups.items(), key=lambda item: natural(item[0])))
 
 
-def _natural(name: str) -> list[str | int]:
+def natural(name: str) -> list[str | int]:
     """Sorts 4-10 before 11-30."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 

@@ -3,7 +3,7 @@
 # Usage: bash scripts/agents.sh SESSIONS TOKENIZER [OUT] [key=value ...]
 #   SESSIONS   file or folder of sessions (docs/sessions.md)
 #   TOKENIZER  a target's name, folder or hub id, with a chat template
-#   OUT        default runs/agents: profile/, replay/ (summary.json, report.html), ablations/
+#   OUT        default runs/agents: report.html, tables.md, summary.json; profile/, replay/, ablations/
 #   key=value  of eval.simulate, for all replays: limit=8, seeds=1, batch=1,16 ...
 set -euo pipefail
 
@@ -49,3 +49,4 @@ $python -m eval.simulate "${replay[@]}" batch=1 out="$out/ablations" \
 
 step "Report"
 $python -m eval.report inputs="$out/replay,$out/ablations" out="$out/report.html"
+$python -m eval.agents_summary inputs="$out/replay,$out/ablations" out="$out"

@@ -46,5 +46,6 @@ def test_agents_sh_ends_before_its_report(tmp_path: Path) -> None:
     assert {("hybrid", ""), ("planner", ""), ("agspec", "")} <= found["replay"]
     assert {("agspec", "+global"), ("agentspec", "N"), ("sam", "own")} <= found["ablations"]
     assert (("arctic", "+global") in found["ablations"]) == bool(find_spec("arctic_inference"))
+    assert "| agspec:+global |" in (out / "tables.md").read_text()
     page = (out / "report.html").read_text()
     assert page.count("<h2>Replay of") == 2

@@ -18,7 +18,7 @@ from dlite.drafters.length import Caps
 from dlite.retrieval import Rule
 from dlite.retrieval.corpus import load
 from dlite.survival import Prior
-from eval import bars, lineup, profile, report, simulate
+from eval import agents_summary, bars, lineup, profile, report, simulate
 
 ROW_KEYS = {
     "drafter",
@@ -108,6 +108,13 @@ def test_seeds_and_batches_are_not_pooled(given: list[str], profiled: Path, tmp_
     report.main(report.Config(inputs=[str(tmp_path)], out=str(tmp_path / "again.html")))
     figures = bars.Figures([summary])
     assert figures.tau("sam") >= 1 and figures.goodput("hybrid", 3) > 0
+    kept = agents_summary.gather([summary, summary])
+    goodputs = kept["drafters"]["hybrid"]["goodput_by_seed"]
+    assert goodputs["3"] == pytest.approx(summary["goodput_by_seed"][3], abs=1e-4)
+    page = agents_summary.tables(kept)
+    assert f"| sam | {round(figures.tau('sam'), 4):.2f} (" in page and "(2 seeds)" in page
+    with pytest.raises(ValueError, match="inputs are of different sessions"):
+        agents_summary.gather([summary, summary | {"sessions_sha256": "0"}])
 
 
 def test_bars_are_met_without_figures(
