@@ -113,13 +113,20 @@ STATIC = {
     f"m{match}-x{factor}-cap{cap}": Variant(
         "recorded", rule=Thresholds(min_match=match, factor=factor, cap=cap)
     )
-    for match, factor, cap in product((1, 4), (1, 2, 32), (6, 12, 32))
+    for match, factor, cap in product((1, 4), (1, 2, 32), (2, 4, 6, 12, 32))
 }
+# Long drafts for small batches, short ones for large batches.
+_LIMITS = [
+    *product((3, 6), (1, 32), (32,), (2, 4, 7)),
+    *product((3, 6), (1,), (4, 8), (1, 2, 3)),
+]
 THRESHOLDS = {
-    f"m{match}-x{factor}-K{k}": Variant(
-        "recorded", partner=True, rule=Thresholds(min_match=match, factor=factor, num_neural=k)
+    f"m{match}-x{factor}-cap{cap}-K{k}": Variant(
+        "recorded",
+        partner=True,
+        rule=Thresholds(min_match=match, factor=factor, cap=cap, num_neural=k),
     )
-    for match, factor, k in product((3, 6), (1, 32), (2, 4, 7))
+    for match, factor, cap, k in _LIMITS
 }
 
 LINEUP: dict[str, dict[str, Variant]] = {
