@@ -80,6 +80,6 @@ class Walk:
             )
         ]
         return {
-            cell: Counts(*map(int, row[:-1]), row[-1])
+            cell: Counts(*map(int, row[:-1]), cost=row[-1])
             for cell, row in zip(self._cells, np.array(columns).T.tolist(), strict=True)
         }
