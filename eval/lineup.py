@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,12 @@ class Variant:
     caps: str | None = None
     partner: bool = False
     structure: bool = False
+    rule: Thresholds | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether a request's drafts are the same in every batch."""
+        return self.chooser is None
 
     def build(self, setting: Setting) -> tuple[Drafter, SimulatedDrafter | None]:
         """The drafter, and the partner that is part of it."""
@@ -75,15 +81,15 @@ class Variant:
                 options["caps"] = setting.in_profile(CAPS_FILE.format(self.caps))
             drafters.append(build(self.drafter, options, tokenizer=setting.tokenizer))
         if self.partner:
-            fixed, each = NEURAL_COST
             partner = SimulatedDrafter(
-                setting.outputs, seed=setting.seed, cost=fixed, cost_per_request=each
+                setting.outputs, seed=setting.seed, cost=setting.costs.draft_seconds
             )
             drafters.append(partner)
-        if self.chooser is None:
+        chooser = self.rule if self.chooser is None else self.chooser(setting)
+        if chooser is None:
             (drafter,) = drafters
             return drafter, partner
-        return Hybrid(drafters, self.chooser(setting)), partner
+        return Hybrid(drafters, chooser), partner
 
 
 def _budget(form: str) -> Callable[[Setting], Chooser]:
@@ -103,21 +109,24 @@ EVEN = {**COPY, "delta": 0}
 RECORDED = Variant("agspec", {**EVEN, "num_draft": 32}, corpus=True)
 
 
-def _rule(**limits: int) -> Callable[[Setting], Chooser]:
-    return lambda setting: Thresholds(**limits)
-
-
 STATIC = {
     f"m{match}-x{factor}-cap{cap}": Variant(
-        "recorded", {}, _rule(min_match=match, factor=factor, cap=cap)
+        "recorded", rule=Thresholds(min_match=match, factor=factor, cap=cap)
     )
-    for match, factor, cap in product((1, 4), (1, 2, 32), (6, 12, 32))
+    for match, factor, cap in product((1, 4), (1, 2, 32), (2, 4, 6, 12, 32))
 }
+# Long drafts for small batches, short ones for large batches.
+_LIMITS = [
+    *product((3, 6), (1, 32), (32,), (2, 4, 7)),
+    *product((3, 6), (1,), (4, 8), (1, 2, 3)),
+]
 THRESHOLDS = {
-    f"m{match}-x{factor}-K{k}": Variant(
-        "recorded", {}, _rule(min_match=match, factor=factor, num_neural=k), partner=True
+    f"m{match}-x{factor}-cap{cap}-K{k}": Variant(
+        "recorded",
+        partner=True,
+        rule=Thresholds(min_match=match, factor=factor, cap=cap, num_neural=k),
     )
-    for match, factor, k in product((3, 6), (1, 32), (2, 4, 7))
+    for match, factor, cap, k in _LIMITS
 }
 
 LINEUP: dict[str, dict[str, Variant]] = {
@@ -153,7 +162,6 @@ LINEUP: dict[str, dict[str, Variant]] = {
         "K=8": Variant("agspec", {"num_draft": 8}, corpus=True),
         "K=32": Variant("agspec", {"num_draft": 32}, corpus=True),
         "offline": Variant("agspec", {"lam": 0.3, "online": False}, corpus=True),
-        "arctic": Variant("agspec", {"lam": 0.3, "engine": "arctic"}, corpus=True),
         "own": Variant("agspec", {**COPY, "history": "own", "workspace": False}),
         "call": Variant("agspec", {**COPY, "history": "call", "workspace": False}),
         "+session": Variant("agspec", {**COPY, "workspace": False}),
@@ -180,6 +188,12 @@ LINEUP: dict[str, dict[str, Variant]] = {
         "": Variant("survival", {}, _planned, corpus=True, partner=True, structure=True),
         "alone": Variant(None, {}, _planned, partner=True),
     },
+}
+
+LINEUP["arctic"] = {
+    name: replace(variant, options={**variant.options, "engine": "arctic"})
+    for name, variant in LINEUP["agspec"].items()
+    if name in ("", "own", "call") or name.startswith("+")
 }
 
 

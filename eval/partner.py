@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -33,12 +33,11 @@ class SimulatedDrafter:
         *,
         seed: int = 0,
         rates: Sequence[float] = RATES,
-        cost: float = 0.0,
-        cost_per_request: float = 0.0,
+        cost: Callable[[int], float] = lambda batch: 0.0,
     ) -> None:
-        self.outputs, self.seed = outputs, seed
+        """`cost`: of a proposal for so many requests."""
+        self.outputs, self.seed, self.cost = outputs, seed, cost
         self._fails = 1 - np.array(list(accumulate(rates, mul)))  # P(prefix < 1), P(prefix < 2)
-        self.cost, self.cost_per_request = cost, cost_per_request
         self._spent = 0.0
         self._truth: dict[str, tuple[Sequence[int], list[int]]] = {}
 
@@ -50,7 +49,7 @@ class SimulatedDrafter:
         self._truth[request.id] = output, right.tolist()
 
     def propose(self, views: list[View]) -> list[Draft]:
-        self._spent += self.cost + self.cost_per_request * len(views)
+        self._spent += self.cost(len(views))
         return [self._propose(view) for view in views]
 
     def _propose(self, view: View) -> Draft:

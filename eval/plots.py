@@ -11,7 +11,10 @@ Row = dict[str, Any]
 
 # Okabe and Ito's palette, told apart with every common colour blindness; grey is plain decoding.
 GREY = "#8a8a8a"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#56b4e9", "#e69f00")
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#56b4e9", "#e69f00"),
+    *("#000000", "#cc79a7", "#7a5195"),
+)
 PARTS = {"draft": "#cc79a7", "verify": "#4d4d4d", "other": "#cfcfcf"}
 WIDTH, HEIGHT = 5.8, 3.4  # inches: two figures stand side by side on a page of 1280 pixels
 
@@ -140,8 +143,13 @@ def axes_of(x_label: str, y_label: str) -> tuple[Any, Any]:
 
 
 def legend(axes: Any) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=9, ncols=6, loc="lower left", bbox_to_anchor=(0, 1))
+    """Above the axes, in as many columns as fit beside one another."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        columns = int(WIDTH * 14 / (8 + max(map(len, labels))))  # 14 letters an inch, a mark of 8
+        axes.get_figure().legend(
+            handles, labels, frameon=False, fontsize=9, ncols=columns, loc="outside upper left"
+        )
 
 
 def png(figure: Any) -> bytes:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dlite.loading import load_tokenizer
 from dlite.types import OpenedFile
-from eval.tokenizing import load_chat_tokenizer
 from eval.traces import Message, Session
 
 FORMAT = 2  # of the cached files
@@ -52,7 +52,7 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: str) -> None:
-        self.tokenizer = load_chat_tokenizer(tokenizer)
+        self.tokenizer = load_tokenizer(tokenizer)
         if self.tokenizer.chat_template is None or self.tokenizer.eos_token_id is None:
             raise ValueError(
                 f"tokenizer {tokenizer!r} lacks a chat template or an end token; name a chat model"
@@ -142,6 +142,18 @@ def _call(row: _Row, pieces: list[list[int]], end_id: int) -> Call:
         pieces=[pieces[piece] for piece in row.prompt],
         output=[*output, end_id],
     )
+
+
+def is_one_stream(calls: Sequence[Call]) -> bool:
+    """Whether each prompt of a session begins with all that was read and written before it: what
+    a call looks back on is then its session."""
+    before: list[int] = []
+    for call in calls:
+        prompt = call.prompt()
+        if prompt[: len(before)] != before:
+            return False
+        before = prompt + call.output
+    return True
 
 
 @dataclass(frozen=True, slots=True)

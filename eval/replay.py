@@ -78,7 +78,7 @@ class Slot:
             drafter.start(request)
             if len(earlier.output) > 1:
                 tokens = [*request.prompt, *earlier.output[:-1]]
-                drafter.propose([View(request, tokens, 1)])
+                drafter.propose([View(request, tokens, 0)])
                 tokens.append(earlier.output[-1])
                 drafter.observe(request, Draft(), Verdict(0, tokens[-1]))
             drafter.finish(request)
@@ -118,6 +118,12 @@ class Slot:
         return Verdict(accepted, after[-1]), Round(
             self.call.id, drafted, accepted, len(after), self.num_left == 0, draft.source
         )
+
+
+def shuffled(sessions: Sequence[Sequence[Call]], seed: int) -> list[Call]:
+    order = list(sessions)
+    Random(seed).shuffle(order)
+    return [call for session in order for call in session]
 
 
 def shares(calls: Sequence[Call], batch: int) -> list[tuple[int, int]]:
@@ -167,15 +173,14 @@ def replay(
     took, in the units of `costs`; `on_tokens` is told how many tokens each counted round emitted.
     """
     result = Replay(batch)
-    order = list(sessions)
-    Random(seed).shuffle(order)
-    calls = [call for session in order for call in session]
+    calls = shuffled(sessions, seed)
     slots = []
     for number, (first, num_own) in enumerate(shares(calls, batch)):
         request = partial(make_request, tenant=f"slot{number}", end_id=end_id, structure=structure)
         slots.append(Slot(calls, first, num_own, request))
     for slot in slots:
         slot.begin(drafter)
+    drafting_cost()  # of what came before the first step
     while any(slot.left > 0 for slot in slots):
         start = time.perf_counter()
         views = [View(slot.request, slot.tokens, max_draft) for slot in slots]

@@ -123,7 +123,10 @@ def acceptance(cells: Sequence[Mapping[str, float]], least: int = 30) -> bytes:
         if points:
             label = f"c/n >= {share:g}" if share < 1 else "c/n = 1"
             axes.plot(*zip(*points, strict=True), marker="o", color=colour[str(share)], label=label)
+    matches = sorted({cell["match"] for cell in cells})
     axes.set_xscale("log")
+    axes.set_xticks(matches, list(map(str, matches)))
+    axes.minorticks_off()
     axes.set_ylim(0, 1.02)
     legend(axes)
     return png(figure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from eval import lineup
 from eval.profile import STRUCTURE
 from eval.provenance import provenance
 from eval.recorded import CallRecord, record
-from eval.rendering import Workload, load_calls
+from eval.rendering import Workload, is_one_stream, load_calls
 from eval.replay import MAX_DRAFT, Replay, replay
 from eval.report import write_report
 from eval.tally import (
@@ -42,6 +42,7 @@ from eval.tally import (
     total,
 )
 from eval.traces import read_sessions
+from eval.walks import Walk
 
 
 @dataclass(kw_only=True)
@@ -119,7 +120,9 @@ class Result:
     step_tokens: dict[int, int]  # batches by the number of drafted tokens in them
     calibration: list[Bin]
 
-    def groups(self, costs: CostTable) -> list[dict[str, Any]]:
+    def groups(self, costs: CostTable, streams: Container[str]) -> list[dict[str, Any]]:
+        """`streams` are the sessions that are one stream."""
+        by_stream = {"stream": lambda cell: "one" if cell.session in streams else "several"}
         return [
             {
                 "drafter": self.row.drafter,
@@ -138,7 +141,7 @@ class Result:
                 "num_drafted": counts.drafted,
                 "num_accepted": counts.accepted,
             }
-            for by, key in GROUPINGS.items()
+            for by, key in (GROUPINGS | by_stream).items()
             for name, cells in grouped(self.tally, key).items()
             for counts in [total(cells.values())]
         ]
@@ -153,6 +156,7 @@ class Simulation:
         self.outputs = {call.id: call.output for calls in workload.sessions for call in calls}
         self.num_tokens = sum(len(output) - 1 for output in self.outputs.values())
         self._records: dict[str, CallRecord] = {}
+        self._walks: dict[tuple[str, int], Walk] = {}  # of the drafter at hand
 
     def records(self) -> dict[str, CallRecord]:
         if not self._records:
@@ -178,7 +182,20 @@ class Simulation:
             seed=seed,
         )
 
-    def replay(self, spec: str, batch: int, seed: int) -> Replay:
+    def replay(self, spec: str, batch: int, seed: int) -> tuple[Tally, Replay]:
+        variant = lineup.find(spec)
+        if not variant.apart and (batch > 1 or variant.partner):
+            done = self._replay(spec, batch, seed)
+            cells = tally(done)
+            done.steps.clear()
+            return cells, done
+        drawn = seed if variant.partner else 0
+        if (spec, drawn) not in self._walks:
+            done = self._replay(spec, 1, drawn)
+            self._walks[spec, drawn] = Walk(self.workload.sessions, done, self.costs)
+        return self._walks[spec, drawn].lay_out(batch, seed)
+
+    def _replay(self, spec: str, batch: int, seed: int) -> Replay:
         variant = lineup.find(spec)
         drafter, partner = variant.build(self._setting(seed))
         label = f"{spec} at {batch}, seed {seed}"
@@ -196,17 +213,18 @@ class Simulation:
                 on_tokens=bar.update,
             )
 
-    def run(self, spec: str, batch: int) -> Result:
-        """One drafter at one batch size, over all seeds."""
-        tallies, replays = [], []
-        for seed in range(self.config.seeds):
-            done = self.replay(spec, batch, seed)
-            tallies.append(tally(done))
-            done.steps.clear()
-            replays.append(done)
+    def run(self, spec: str) -> Iterator[Result]:
+        """One drafter at each batch size, over all seeds."""
+        self._walks = {}
+        for batch in self.config.batch:
+            seeds = range(self.config.seeds)
+            yield self._pool(spec, batch, [self.replay(spec, batch, seed) for seed in seeds])
+
+    def _pool(self, spec: str, batch: int, done: list[tuple[Tally, Replay]]) -> Result:
+        tallies, replays = zip(*done, strict=True)
         cells = merge(tallies)
         counts = total(cells.values())
-        drafted = Counter(tokens for done in replays for tokens in done.drafted)
+        drafted = Counter(tokens for one in replays for tokens in one.drafted)
         name, _, variant = spec.partition(":")
         row = Row(
             drafter=name,
@@ -217,7 +235,7 @@ class Simulation:
             rejection_rate=counts.rejection_rate,
             goodput_vs_plain=counts.goodput_vs_plain(batch, self.costs),
             draft_microseconds_per_step=1e6
-            * sum(done.draft_seconds for done in replays)
+            * sum(one.draft_seconds for one in replays)
             / drafted.total(),
         )
         goodputs = [total(t.values()).goodput_vs_plain(batch, self.costs) for t in tallies]
@@ -235,6 +253,7 @@ def print_row(spec: str, row: Row) -> None:
 
 
 def main(config: Config) -> None:
+    out = writable(Path(config.out), "out")
     sessions = read_sessions(config.sessions, config.split, config.limit)
     workload = load_calls(sessions, config.tokenizer, Path(config.cache) if config.cache else None)
     calls = [call for session in workload.sessions for call in session]
@@ -247,19 +266,19 @@ def main(config: Config) -> None:
         "num_calls": len(calls),
         "num_tokens": sum(len(call.output) for call in calls),
     }
-    out = writable(Path(config.out), "out")
-    simulation, results = Simulation(workload, config), []
+    simulation = Simulation(workload, config)
+    streams = {calls[0].session for calls in workload.sessions if is_one_stream(calls)}
+    for name in ("rows", "goodput_by_seed", "step_tokens", "calibration", "groups"):
+        summary[name] = []
     print(f"{'drafter':22} {'batch':>5} {'tok/step':>8} accept reject goodput us/step")
     for spec in config.drafter:
-        for batch in config.batch:
-            result = simulation.run(spec, batch)
-            results.append(result)
+        for result in simulation.run(spec):
             print_row(spec, result.row)
-            summary["rows"] = [asdict(result.row) for result in results]
-            summary["goodput_by_seed"] = [result.seeds for result in results]
-            summary["step_tokens"] = [result.step_tokens for result in results]
-            summary["calibration"] = [[asdict(b) for b in one.calibration] for one in results]
-            summary["groups"] = [g for one in results for g in one.groups(simulation.costs)]
+            summary["rows"].append(asdict(result.row))
+            summary["goodput_by_seed"].append(result.seeds)
+            summary["step_tokens"].append(result.step_tokens)
+            summary["calibration"].append([asdict(b) for b in result.calibration])
+            summary["groups"] += result.groups(simulation.costs, streams)
             (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     write_report([summary], out / "report.html")
     print(f"written: {out}/summary.json, report.html")

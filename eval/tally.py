@@ -5,6 +5,7 @@ The figures are those of `eval.metrics`, which makes them from the rounds themse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 
 from dlite.costs import CostTable
 from eval.rendering import Call
-from eval.replay import Replay, step_cost
+from eval.replay import Replay, Step, step_cost
 
 TURNS = ((1, 3), (4, 10), (11, 30), (31, None))
 
@@ -73,18 +74,22 @@ def turns_of(turn: int) -> str:
     raise AssertionError
 
 
+def tally_cells(steps: Iterable[Step]) -> list[Cell]:
+    """Of each step."""
+    names: dict[str, Cell] = {}
+    cells = []
+    for step in steps:
+        key = f"{step.call.id} {step.round.source}"
+        if key not in names:
+            names[key] = _cell(step.call, step.round.source)
+        cells.append(names[key])
+    return cells
+
+
 def tally(replay: Replay) -> Tally:
     cells: Tally = {}
-    names: dict[str, Cell] = {}
-    for step in replay.steps:
-        call, done = step.call, step.round
-        key = f"{call.id} {done.source}"
-        cell = names.get(key)
-        if cell is None:
-            cell = names[key] = _cell(call, done.source)
-        counts = cells.get(cell)
-        if counts is None:
-            counts = cells[cell] = Counts()
+    for step, cell in zip(replay.steps, tally_cells(replay.steps), strict=True):
+        done, counts = step.round, cells.setdefault(cell, Counts())
         counts.rounds += 1
         counts.emitted += done.emitted
         counts.drafted += done.drafted
@@ -120,7 +125,12 @@ def grouped(cells: Tally, by: Callable[[Cell], str]) -> dict[str, Tally]:
     groups: dict[str, Tally] = {}
     for cell, counts in cells.items():
         groups.setdefault(by(cell), {})[cell] = counts
-    return dict(sorted(groups.items()))
+    return dict(sorted(groups.items(), key=lambda item: natural(item[0])))
+
+
+def natural(name: str) -> list[str | int]:
+    """Sorts 4-10 before 11-30."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def ci95(

@@ -3,7 +3,7 @@
 # Usage: bash scripts/agents.sh SESSIONS TOKENIZER [OUT] [key=value ...]
 #   SESSIONS   file or folder of sessions (docs/sessions.md)
 #   TOKENIZER  a target's name, folder or hub id, with a chat template
-#   OUT        default runs/agents: profile/, replay/ (summary.json, report.html), ablations/
+#   OUT        default runs/agents: report.html, tables.md, summary.json; profile/, replay/, ablations/
 #   key=value  of eval.simulate, for all replays: limit=8, seeds=1, batch=1,16 ...
 set -euo pipefail
 
@@ -34,8 +34,10 @@ step "Static corpus, caps and priors from split global"
 $python -m eval.profile "${what[@]}" split=global out="$out/profile"
 
 replay=("${what[@]}" split=eval profile="$out/profile")
-suffix=
-$python -c "import arctic_inference" 2>/dev/null && suffix=suffix,
+suffix= arctic= # the drafters that need a package of their own
+if $python -c "import arctic_inference" 2>/dev/null; then
+    suffix=suffix, arctic="arctic:*,"
+fi
 
 step "Drafters, one request at a time and in batches"
 $python -m eval.simulate "${replay[@]}" batch=1,4,16,64 seeds=6 out="$out/replay" \
@@ -43,7 +45,8 @@ $python -m eval.simulate "${replay[@]}" batch=1,4,16,64 seeds=6 out="$out/replay
 
 step "Corpora and controls, one request at a time"
 $python -m eval.simulate "${replay[@]}" batch=1 out="$out/ablations" \
-    drafter="sam:*,agentspec:*,agspec:*,planner:*" "$@"
+    drafter="${arctic}sam:*,agentspec:*,agspec:*,planner:*" "$@"
 
 step "Report"
 $python -m eval.report inputs="$out/replay,$out/ablations" out="$out/report.html"
+$python -m eval.agents_summary inputs="$out/replay,$out/ablations" out="$out"

@@ -253,7 +253,7 @@ def test_the_simulated_draft_model_is_accepted_at_other_rates() -> None:
     draw = random.Random(3)
     output = [draw.randrange(500) for _ in range(20_000)]
     call = Call("s#1", "s", "s", "g", "a", "main", 1, False, (), [[1]], output)
-    partner = SimulatedDrafter({"s#1": output}, cost=0.1, cost_per_request=0.01)
+    partner = SimulatedDrafter({"s#1": output}, cost=lambda batch: 0.1 + 0.01 * batch)
     done = replay([[call]], partner, drafting_cost=partner.take_cost)
     rounds = [step.round for step in done.steps]
     found = [rate or 0.0 for rate in metrics.conditional_acceptance_by_position(rounds)]
