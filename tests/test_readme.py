@@ -149,8 +149,9 @@ def test_the_two_commands_come_first() -> None:
 def test_every_program_of_the_quickstart_takes_its_arguments(experiment: str) -> None:
     script = (ROOT / "scripts/quickstart.sh").read_text().replace("\\\n", " ")
     assert re.search(rf"\bexperiment={experiment}\b", script)
-    (few,) = re.findall(r"few=\((.+)\)", script)
-    script = script.replace('${few[@]+"${few[@]}"}', few)
+    for name in ("few", "answered"):
+        (arguments,) = re.findall(rf"{name}=\((.+)\)", script)
+        script = script.replace(f'${{{name}[@]+"${{{name}[@]}}"}}', arguments)
     script = script.replace("$experiment", experiment).replace("$SECONDS", "1")
     script = script.replace("$length", "256").replace("$", "")
     programs = re.findall(r"^ *python -m (.*)$", script, re.M)
