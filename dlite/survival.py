@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -83,6 +83,14 @@ class Prior:
         self._hazards: list = hazard.tolist()
         self._curves: dict[Cell, Promise] = {}
 
+    @cached_property
+    def native(self) -> Any:
+        from dlite.retrieval import _native
+
+        return _native.Prior(
+            np.array(self._hazards), MATCH_STARTS, POSITION_STARTS, PRIOR_WEIGHT, DECAY
+        )
+
     def hazards(self, cell: Cell) -> list[float]:
         """By position bucket."""
         source, match, support = cell
@@ -145,6 +153,13 @@ def _observed(drafted: int, accepted: int) -> Iterable[tuple[int, bool]]:
 def shipped_prior() -> Prior:
     """Fitted on recorded sessions of several scaffolds and models; the file says which."""
     return Prior.read(SHIPPED)
+
+
+def native_survival(prior: Prior) -> Any:
+    """A session's estimates for the native choice among candidates; see `Survival`."""
+    from dlite.retrieval import _native
+
+    return _native.Survival(prior.native)
 
 
 class Survival:

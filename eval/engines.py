@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from dlite.config import run
+from dlite.files import writable
 from dlite.retrieval import automaton, base, chain
 from dlite.retrieval.base import Rule
 from dlite.retrieval.suffix_tree import INSTALL
@@ -32,6 +33,7 @@ from eval.provenance import provenance
 from eval.tokenizing import load_tokenizer
 
 CONTEXT = 64  # tokens that arctic-inference is given to match
+STDLIB = [sysconfig.get_paths()["stdlib"]]
 ROUNDS = 20  # steps whose median is one measurement
 TURN = 400  # tokens that a session is extended by, one call each, for one measurement
 
@@ -233,7 +235,7 @@ def read_text(config: Config) -> NDArray[np.int32]:
     tokenizer = load_tokenizer(config.tokenizer)
     wanted = config.tokens + future_tokens(config)
     tokens: list[int] = []
-    for file in text_files(config.text or [sysconfig.get_paths()["stdlib"]]):
+    for file in text_files(config.text or STDLIB):
         tokens += tokenizer.encode(file.read_text(errors="replace"), add_special_tokens=False).ids
         if len(tokens) > 8 * wanted:
             break
@@ -268,8 +270,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     text = read_text(config)
     benches = [Bench(engine, text, config) for engine in engines()]
     for _ in tqdm(range(config.runs), "runs", disable=None):

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from dlite.config import run
 from dlite.costs import CostTable
 from dlite.drafters.structure import parse_structure
+from dlite.files import writable
 from eval import lineup
 from eval.profile import STRUCTURE
 from eval.provenance import provenance
@@ -246,8 +247,7 @@ def main(config: Config) -> None:
         "num_calls": len(calls),
         "num_tokens": sum(len(call.output) for call in calls),
     }
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     simulation, results = Simulation(workload, config), []
     print(f"{'drafter':22} {'batch':>5} {'tok/step':>8} accept reject goodput us/step")
     for spec in config.drafter:

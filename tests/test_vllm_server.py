@@ -25,7 +25,9 @@ from test_regenerate import KILLER, ROOT
 from dlite import serve
 from dlite.client import extra_body
 from dlite.config import parse
-from train.regenerate import Config, regenerate
+from eval.serving import Ask, Endpoint
+from eval.throughput import Config, measure, rows
+from train import regenerate
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -149,11 +151,27 @@ def test_load_with_aborts_and_errors_changes_no_answer_and_leaks_nothing(server:
         return "same" if answer == plain[prompt] else "differs"
 
     with ThreadPoolExecutor(32) as pool:
-        results = list(pool.map(one, range(150)))
+        results = list(pool.map(one, range(200)))
         early = server.resident_bytes()
-        results += list(pool.map(one, range(150, 400)))
+        results += list(pool.map(one, range(200, 1000)))
     assert set(results) == {"same", "refused", "aborted"}
-    assert server.resident_bytes() < 1.05 * early
+    assert results.count("aborted") > 150 and results.count("refused") > 30
+    assert server.resident_bytes() < 1.03 * early
+
+
+def test_no_drafter_profits_from_prompts_that_another_one_read(server: Server) -> None:
+    words = " ".join(random.Random(1).choices(WORDS, k=120))
+    chains = [[Ask("one", [{"role": "user", "content": words}])]]
+    config = Config(target="", suite=[], out="", drafter=["sam"], max_new_tokens=16)
+    where = {
+        "plain": Endpoint(server.url, server.model, "none"),
+        "sam": Endpoint(server.url, server.model, "sam"),
+    }
+    runs = measure(where, chains, 1, config)
+    for run in runs.values():
+        assert run.counted["vllm:prompt_tokens_total"] > 2 * 128  # two answers, over a block each
+        assert run.counted["vllm:prefix_cache_hits_total"] == 0
+    assert [row.identical_share for row in rows("", 1, runs)] == [1.0, 1.0]
 
 
 def test_counters_are_there_and_nothing_of_a_request_is(server: Server) -> None:
@@ -176,7 +194,7 @@ def test_two_thousand_answers_survive_five_kills(server: Server, tmp_path: Path)
     killer = KILLER.replace("(1, 9, 20, 33, 45)", "(1, 300, 777, 1200, 1800)")
     subprocess.run([sys.executable, "-c", killer, *options], cwd=ROOT, check=True)
     assert 1800 <= len(read(out)) < 2000
-    regenerate(parse(Config, options))
+    regenerate.regenerate(parse(regenerate.Config, options))
     rows = read(out)
     assert sorted(row["id"] for row in rows) == sorted(names)
     assert all(0 < len(row["answer_ids"]) <= 16 for row in rows)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dlite.files import write_atomically
 from dlite.model.config import DraftConfig
 from dlite.target import TargetModel
 from train.batches import num_steps_per_epoch, step_samples
 from train.config import StageConfig, TrainConfig
 from train.data import anchors
 from train.estimate import Load, Memory, TargetSizes, flops, memory, parameters
-from train.files import write_atomically
 from train.loop import Data, Fit
 from train.packing import deal
 from train.stages import draft_config

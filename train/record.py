@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dlite.files import write_atomically
 from train.config import StageConfig, TrainConfig
-from train.files import write_atomically
 from train.state import Position
 
 

@@ -23,11 +23,11 @@ from tqdm import tqdm
 from dlite import config as arguments
 from dlite.decode import decode
 from dlite.drafters.ngram import NgramDrafter
+from dlite.files import writable
 from dlite.target import TargetModel
 from dlite.types import Request, Sampling
 from train.answers import AnswerFile
 from train.client import ChatClient
-from train.files import writable
 from train.rows import ID_KEYS, Chat, Rejected, prompt, read_rows, reasons, row_id
 from train.supervision import render
 

@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import torch
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 import dlite.checkpoint
+from dlite.files import writable
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
@@ -30,7 +31,6 @@ from train.cache import CachedStates
 from train.config import StageConfig, TrainConfig, check
 from train.counts import token_counts
 from train.data import Sample, load_samples
-from train.files import writable
 from train.loop import Data, Fit, num_steps
 from train.plan import measured_plan, outlined_plan, print_plan
 from train.record import as_json, check_same_run, keep_metrics_up_to, read_metrics
@@ -265,12 +265,22 @@ def main(argv: list[str]) -> int:
             composed = hydra.compose("train", argv)
         _run(composed)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {_reason(error)}", file=sys.stderr)
         return 2
     except Interrupted as signal:
         print(signal, file=sys.stderr)
         return 128 + signal.number
     return 0
+
+
+def _reason(error: Exception) -> str:
+    """One line. Hydra's advice on an unknown key, to add it, would only bring another error."""
+    cause = error.__cause__
+    if isinstance(cause, ConfigAttributeError) and is_dataclass(cause.object_type):
+        known = ", ".join(field.name for field in fields(cause.object_type))
+        return f"unknown key {cause.full_key!r}; known keys are {known}"
+    why = f": {str(cause).splitlines()[0]}" if isinstance(cause, OmegaConfBaseException) else ""
+    return " ".join(str(error).split()) + why
 
 
 def _run(composed: DictConfig) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from train.files import write_atomically
+from dlite.files import write_atomically
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from dlite.files import writable, write_atomically
 from dlite.target import TargetModel
 from train.data import Sample, read_samples, report
-from train.files import writable, write_atomically
 
 MANIFEST = "manifest.json"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 
-from dlite.drafters.copying import CopyOptions, longest
+from dlite.drafters.copying import CopyOptions
 from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
@@ -64,19 +64,9 @@ class AgentSpecDrafter:
             memory.start(request)
 
     def propose(self, views: list[View]) -> list[Draft]:
-        seen = [memory.look(views) for memory in self.memories]
-        drafts = []
-        for index, view in enumerate(views):
-            best, match_length = Draft(source=self.name), 0
-            for memory, all_seen in zip(self.memories, seen, strict=True):
-                call, found = all_seen[index]
-                place = longest(found)
-                if call is not None and place >= 0 and found[place].match_length > match_length:
-                    match_length = found[place].match_length
-                    length = min(self.options.length_of(found[place]), view.max_draft)
-                    best = memory.draft(call, place, found[place], length)
-            drafts.append(best)
-        return drafts
+        found = [memory.propose(views, nothing=self.name) for memory in self.memories]
+        best = [max(drafts, key=_match_length) for drafts in zip(*found, strict=True)]
+        return [self.options.cut(draft) for draft in best]
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
         pass
@@ -92,3 +82,7 @@ class AgentSpecDrafter:
     def close(self, session: SessionKey) -> None:
         for memory in self.memories:
             memory.close(session)
+
+
+def _match_length(draft: Draft) -> int:
+    return draft.evidence.match_length if draft.evidence is not None else 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlite.drafters.length import Caps, Scale
-from dlite.drafters.memory import Memory, MemoryOptions, Seen
-from dlite.types import Draft, Request, SessionKey, SourceClass, Verdict, View
+from dlite.drafters.memory import Memory, MemoryOptions
+from dlite.types import Draft, Request, SessionKey, Verdict, View
 
 DELTA = 5  # tokens by which the static corpus must match longer
 
@@ -54,31 +54,18 @@ class AgSpecDrafter:
         self.memory.start(request)
 
     def propose(self, views: list[View]) -> list[Draft]:
-        seen = self.memory.look(views)
-        return [self._draft(view, one) for view, one in zip(views, seen, strict=True)]
+        drafts = self.memory.propose(views, delta=self.options.delta)
+        for view, draft in zip(views, drafts, strict=True):
+            if draft.evidence is not None:
+                del draft.tokens[self._length(view.request, draft.evidence.match_length) :]
+        return drafts
 
-    def _draft(self, view: View, seen: Seen) -> Draft:
-        place = self._choose(seen)
-        if seen.call is None or place < 0:
-            return Draft(source="none")
-        found = seen.found[place]
-        asked = self.options.num_draft or self._scale(view.request).length(
-            found.match_length, self.caps.of(view.request.agent.agent_id)
+    def _length(self, request: Request, match_length: int) -> int:
+        asked = self.options.num_draft or self._scale(request).length(
+            match_length, self.caps.of(request.agent.agent_id)
         )
-        self._asked[view.request.id] = asked
-        return self.memory.draft(seen.call, place, found, min(asked, view.max_draft))
-
-    def _choose(self, seen: Seen) -> int:
-        """The longest live match, the earlier origin on a tie; the static one if it is longer by
-        more than `delta`. -1: nothing matches."""
-        best, longest = -1, 0
-        for place, found in enumerate(seen.found):
-            margin = 0
-            if best >= 0 and seen.call and seen.call.origins[place].source is SourceClass.GLOBAL:
-                margin = self.options.delta
-            if found.match_length > longest + margin:
-                best, longest = place, found.match_length
-        return best
+        self._asked[request.id] = asked
+        return asked
 
     def _scale(self, request: Request) -> Scale:
         session = self.memory.session(request)

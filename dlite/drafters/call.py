@@ -9,25 +9,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlite.drafters.block_tracker import BlockTracker, make_tracker
-from dlite.drafters.lane import Label, Lane
-from dlite.drafters.session import Session
+from dlite.drafters.lane import Lane
+from dlite.drafters.reader import make_reader
+from dlite.drafters.session import Label, Session
 from dlite.drafters.structure import TEXT, Structure
 from dlite.retrieval.base import Continuation, Source
 from dlite.types import Request, SourceClass
 
 if TYPE_CHECKING:
+    from dlite.drafters.marks import Marks
     from dlite.tokens import TokenBytes
 
 FED = 512  # last tokens that a new cursor is given: the longest match that it can know of
+BLOCK = 2**32 - 1  # of a label's number
 TRACKED = 64  # last tokens of a prompt that may open a block, as a template does
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A corpus that a call looks into; `lane` None: the workspace or the static corpus."""
+    """A corpus that a call looks into. `marks` are a lane's (PROMPT) or the workspace's."""
 
     source: SourceClass
-    lane: Lane | None
+    marks: Marks | None
 
 
 class Call:
@@ -39,13 +42,16 @@ class Call:
         session: Session,
         table: TokenBytes | None,
         history: str,
+        corpus: Any = None,
+        rules: Sequence[int] = (),
     ) -> None:
-        """`history` is one of `memory.HISTORIES`."""
+        """`history` is one of `memory.HISTORIES`; `rules` are for lanes, files and the corpus."""
         self.request, self.session = request, session
         self.isolated = history == "blocks"  # a lane per agent, query and block
         self.private = history in ("own", "call")  # a lane that ends with the call
         self.tokens: Sequence[int] = request.prompt
-        self.seen = len(request.prompt)
+        self._logged = len(request.prompt)  # how much of that the lane's log holds
+        self._corpus, self._rules = corpus, rules
         self.version = -1
         self.live: list[Source] = []
         self.files: Source | None = None
@@ -58,6 +64,9 @@ class Call:
             self.tracker = make_tracker(structure, table)
             self.tracker.feed(request.prompt[-TRACKED:])
             self.blocks |= _block_names(structure)
+        self.reader = make_reader(self.tracker)
+        self.reader.seen = len(request.prompt)
+        self.survival: Any = None
         self._taken: dict[Hashable, tuple[Lane, int]] = {}  # and where its own text begins
         if not self.isolated:
             self._read([] if history == "own" else request.prompt)
@@ -67,31 +76,51 @@ class Call:
         self.lanes = self.session.lanes(self.request.id if self.private else None)
         self.lane, self.scope, new = self.lanes.read(np.array(prompt, dtype=np.int32))
         agent = self.request.agent
-        self.lane.label(Label(agent.agent_id, agent.query_id, None))
+        self._mark(Label(agent.agent_id, agent.query_id, None))
         self.lane.write(new)
         self._taken[None] = (self.lane, self.lane.size)
 
     # ---- writing ---------------------------------------------------------------------------
 
-    def take(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Of the tokens so far those that the own index still lacks, and those that are new."""
-        new = list(tokens[self.seen :])
-        self.seen, self.tokens = len(tokens), tokens
-        lacking = new
-        if self.tracker is not None:
-            begin = 0
-            for index, block in enumerate([*self.tracker.feed(new), self.tracker.block]):
-                if block != self.block:
-                    part, begin = new[begin:index], index
-                    self.lane.index.extend(part)
-                    self.lane.pending += part
-                    self._enter(block)
-            lacking = new[begin:]
-        self.lane.pending += lacking
-        return lacking, new
+    def take(
+        self, tokens: Sequence[int], blocks: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Of the tokens so far those that the own index still lacks, and those that are new.
+
+        `blocks`: before each new token and behind the last one, if the tracker has read them."""
+        start = self.reader.seen
+        new = list(tokens[start:])
+        self.reader.seen, self.tokens = len(tokens), tokens
+        if self.tracker is None:
+            return new, new
+        begin = 0
+        for index, block in enumerate(blocks or [*self.tracker.feed(new), self.tracker.block]):
+            if block != self.reader.block:
+                self.lane.index.extend(new[begin:index])
+                begin = index
+                if self.isolated:
+                    self._log(start + index)
+                self._enter(block)
+        return new[begin:], new
+
+    def turn(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
+        """What the native reader leaves to Python: another block, or other sources."""
+        lacking, new = self.take(tokens, blocks)
+        if self.version != self.session.version:
+            self.connect()
+            new = []
+        self.reader.own, self.reader.seen = len(tokens) - len(lacking), len(tokens) - len(new)
+
+    def _log(self, end: int) -> None:
+        self.lane.log.append(self.tokens[self._logged : end])
+        self._logged = end
+
+    def _mark(self, label: Label) -> int:
+        number = self.session.label(label)
+        self.lane.marks.mark(self.lane.size, number)
+        return number
 
     def _enter(self, block: int) -> None:
-        self.block = block
         agent = self.request.agent
         label = Label(agent.agent_id, agent.query_id, self.blocks[block])
         if self.isolated:
@@ -102,15 +131,13 @@ class Call:
             self.lane = self._taken[label][0]
             self.lane.end_segment()
             self.version = -1
-        self.lane.label(label)
-        self.label = label
+        self.reader.block, self.reader.label = block, self._mark(label)
 
     def seal(self) -> None:
         """The call has ended as it should: its text is its session's."""
         lacking, _ = self.take(self.tokens)
         self.lane.index.extend(lacking)
-        for lane, _ in self._taken.values():
-            lane.flush()
+        self._log(len(self.tokens))
         self._release(self.tokens)
 
     def drop(self) -> None:
@@ -129,21 +156,37 @@ class Call:
             self.lanes.remember(self.scope, np.array(tokens, dtype=np.int32))
             self.lane.tail = self.scope
 
+    def learn(self, survival: Any) -> None:
+        """What the session's verdicts taught, for the choice among what is found."""
+        self.survival = survival
+        if self._rules:
+            self.reader.learn(survival)
+
     # ---- looking ---------------------------------------------------------------------------
 
-    def connect(self, corpus: Any) -> None:
+    def connect(self) -> None:
         """Follows, from the newest token on, all that there is now to look into."""
         self.version = self.session.version
         beside = self.lanes.beside(self.lane)
         self.live = [self.lane.index, *(self._follow(lane.index) for lane in beside)]
-        files = self.session.workspace.index if self.session.workspace else None
-        self.files = self._follow(files) if files is not None else None
-        self.static = self._follow(corpus) if corpus is not None else None
-        self.origins = [Origin(SourceClass.PROMPT, lane) for lane in (self.lane, *beside)]
-        if self.files is not None:
-            self.origins.append(Origin(SourceClass.WORKSPACE, None))
-        if self.static is not None:
+        self.origins = [Origin(SourceClass.PROMPT, lane.marks) for lane in (self.lane, *beside)]
+        sources, files = [*self.live], self.session.workspace
+        self.files = self.static = None
+        if files and files.index is not None:
+            self.files = self._follow(files.index)
+            self.origins.append(Origin(SourceClass.WORKSPACE, files.marks))
+            sources.append(self.files)
+        if self._corpus is not None:
+            self.static = self._follow(self._corpus)
             self.origins.append(Origin(SourceClass.GLOBAL, None))
+            sources.append(self.static)
+        if self._rules:
+            found = zip(sources, self.origins, strict=True)
+            self.reader.connect(
+                [(source, origin.marks, origin.source) for source, origin in found],
+                self._rules,
+                files.names if files else [],
+            )
 
     def _follow(self, corpus: Any) -> Source:
         cursor = corpus.cursor()
@@ -151,14 +194,15 @@ class Call:
         return cursor
 
     def source_class(self, origin: Origin, found: Continuation) -> SourceClass:
-        if origin.lane is None or found.start < 0:
+        if origin.source is not SourceClass.PROMPT or found.start < 0:
             return origin.source
-        written = origin.lane.label_at(found.start)
-        if written.block is None:
+        assert origin.marks is not None
+        written, label = origin.marks.at(found.start), self.reader.label
+        if written & BLOCK == 0:
             return SourceClass.PROMPT
-        if written == self.label:
+        if written == label:
             return SourceClass.SAME_BLOCK
-        same = written.block == self.label.block
+        same = written & BLOCK == label & BLOCK
         return SourceClass.OTHER_QUERY if same else SourceClass.OTHER_BLOCK
 
 

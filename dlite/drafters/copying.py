@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlite.drafters.memory import Memory, MemoryOptions, Seen
-from dlite.retrieval.base import Continuation
+from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
 LENGTHS = ("match", "agreed", "all")
@@ -30,11 +29,12 @@ class CopyOptions(MemoryOptions):
         if self.num_draft < 0:
             raise ValueError(f"num_draft is {self.num_draft}; give at least 0 (0: no bound)")
 
-    def length_of(self, found: Continuation) -> int:
-        length = len(found.tokens)
-        if self.length != "all":
-            length = found.match_length if self.length == "match" else found.agreed
-        return min(length, self.num_draft) if self.num_draft else length
+    def cut(self, draft: Draft) -> Draft:
+        length, evidence = len(draft.tokens), draft.evidence
+        if self.length != "all" and evidence is not None:
+            length = evidence.match_length if self.length == "match" else evidence.agreed
+        del draft.tokens[min(length, self.num_draft) if self.num_draft else length :]
+        return draft
 
 
 @dataclass(kw_only=True)
@@ -55,16 +55,8 @@ class CopyDrafter:
         self.memory.start(request)
 
     def propose(self, views: list[View]) -> list[Draft]:
-        seen = self.memory.look(views)
-        return [self._draft(view, one) for view, one in zip(views, seen, strict=True)]
-
-    def _draft(self, view: View, seen: Seen) -> Draft:
-        place = longest(seen.found)
-        if seen.call is None or place < 0:
-            return Draft(source=self.name)
-        found = seen.found[place]
-        length = min(self.options.length_of(found), view.max_draft)
-        return self.memory.draft(seen.call, place, found, length)
+        drafts = self.memory.propose(views, nothing=self.name)
+        return [self.options.cut(draft) for draft in drafts]
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
         self.memory.observe(request, draft, verdict)
@@ -77,12 +69,3 @@ class CopyDrafter:
 
     def close(self, session: SessionKey) -> None:
         self.memory.close(session)
-
-
-def longest(found: list[Continuation]) -> int:
-    """The place of the longest match, the first on a tie; -1 without any."""
-    best, length = -1, 0
-    for place, one in enumerate(found):
-        if one.match_length > length:
-            best, length = place, one.match_length
-    return best

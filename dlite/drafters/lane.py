@@ -7,13 +7,12 @@ then a session is a single stream.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlite.drafters.reader import make_marks
 from dlite.drafters.token_log import TokenLog
 from dlite.retrieval.base import END, Index
 
@@ -21,77 +20,47 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Who wrote a stretch of text, and in which block; `block` None: a prompt, a tool output."""
-
-    agent: str
-    query: str
-    block: Hashable
-
-
 class Lane:
-    """`size` is the corpus position of the next token."""
+    """`log` is the index' text, without what a running call has generated. `marks` says who wrote
+    it (`Session.label`)."""
 
     def __init__(self, make_index: Callable[[], Index]) -> None:
         self._make_index = make_index
         self.index = make_index()
         self.log = TokenLog()
-        self.pending: list[int] = []  # indexed, not yet logged: tokens of the running call
         self.busy = False
         self.tail: object = None  # whose stream the text ends with, if it may go on
-        self._starts: list[int] = []
-        self._labels: list[Label] = []
+        self.marks = make_marks()
 
     @property
     def size(self) -> int:
-        return len(self.log) + len(self.pending)
+        """The corpus position of the next token."""
+        return len(self.index)
 
     def write(self, tokens: NDArray[np.int32]) -> None:
         self.index.extend(tokens)
         self.log.append(tokens)
 
-    def label(self, label: Label) -> None:
-        """Of what is written from here on."""
-        if not self._labels or self._labels[-1] != label:
-            self._starts.append(self.size)
-            self._labels.append(label)
-
-    def label_at(self, position: int) -> Label:
-        return self._labels[bisect_right(self._starts, position) - 1]
-
     def end_segment(self) -> None:
-        self.flush()
         if len(self.log) and self.log.tokens[-1] != END:
             self.index.end_segment()
             self.log.append([END])
-
-    def flush(self) -> None:
-        if self.pending:
-            self.log.append(self.pending)
-            self.pending.clear()
 
     def cut(self, size: int) -> bool:
         """Forgets what stands at `size` and behind; says whether there was any."""
         if self.size <= size:
             return False
         self.log.cut(size)
-        self.pending.clear()
-        while self._starts and self._starts[-1] >= size:
-            self._starts.pop()
-            self._labels.pop()
+        self.marks.cut(size)
         self._rebuild()
         return True
 
     def keep_newest(self, num_tokens: int) -> None:
-        self.flush()
         old, dropped = self.log, max(0, len(self.log) - num_tokens)
         self.log = TokenLog()
         self.log.append(old.tokens[dropped:])
         old.close()
-        first = bisect_right(self._starts, dropped) - 1
-        self._labels = self._labels[max(0, first) :]
-        self._starts = [max(0, start - dropped) for start in self._starts[max(0, first) :]]
+        self.marks.drop(dropped)
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -109,4 +78,3 @@ class Lane:
     def close(self) -> None:
         self.index.close()
         self.log.close()
-        self.pending.clear()

@@ -8,65 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlite import retrieval
 from dlite.drafters.call import Call
-from dlite.drafters.emission import DEFAULT_FORMS, check_forms
+from dlite.drafters.memory_options import ENGINES, RULES, MemoryOptions
+from dlite.drafters.reader import NATIVE
 from dlite.drafters.session import Session
-from dlite.drafters.workspace import SECRET_FILES, Encode, Workspace
+from dlite.drafters.workspace import Encode, Workspace
 from dlite.retrieval import base
-from dlite.retrieval.base import Continuation, Index, Rule, Source
-from dlite.retrieval.suffix_tree import SuffixTree
+from dlite.retrieval.base import Continuation
 from dlite.types import Draft, Evidence, Request, SessionKey, SourceClass, Verdict, View
 
 if TYPE_CHECKING:
     from dlite.tokens import TokenBytes
-
-Step = Callable[[list[Source], list[Any], int, int], list[Continuation]]
-ENGINES: dict[str, tuple[Callable[[], Index], Step]] = {
-    "automaton": (retrieval.Automaton, retrieval.step),
-    "chain": (retrieval.HashChain, retrieval.step),
-    "arctic": (lambda: SuffixTree(own_length=True), base.step),
-}
-HISTORIES = ("own", "call", "session", "blocks")
-RULES = {rule.name.lower(): rule for rule in Rule}
-
-
-@dataclass(kw_only=True)
-class MemoryOptions:
-    """`history`: what a call looks into beside files and the static corpus. `own`: its own
-    output; `call`: its prompt, too; `session`: all that its session read and wrote; `blocks`:
-    what was generated in the same block of the same agent and query (AgentSpec).
-
-    The rules say which occurrence is copied: recency beats the vote by 1.2 % on live text and
-    loses to it by 0.5 to 1 % on a static corpus (replay of 65 real sessions)."""
-
-    history: str = "session"
-    engine: str = "automaton"
-    live_rule: str = "recent"
-    workspace_rule: str = "recent"
-    static_rule: str = "vote"
-    workspace: bool = True
-    forms: list[str] = field(default_factory=lambda: list(DEFAULT_FORMS))
-    secret_files: list[str] = field(default_factory=lambda: list(SECRET_FILES))
-    idle_seconds: float = 1800.0
-    max_session_tokens: int = 2**20  # some 64 MB
-    max_tokens: int = 2**25  # of all sessions; the one that was idle longest goes first
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("history", HISTORIES),
-            ("engine", ENGINES),
-            *((rule, RULES) for rule in ("live_rule", "workspace_rule", "static_rule")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(known)}")
-        check_forms(self.forms)
-        for name in ("idle_seconds", "max_session_tokens", "max_tokens"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 2")
 
 
 class Seen(NamedTuple):
@@ -89,6 +44,7 @@ class Memory:
         table: TokenBytes | None = None,
         corpus: Any = None,
         clock: Callable[[], float] = time.monotonic,
+        native: bool = True,
     ) -> None:
         self.options = options or MemoryOptions()
         self.corpus = corpus
@@ -102,6 +58,7 @@ class Memory:
                 self.options.static_rule,
             )
         ]
+        self.native = native and NATIVE and self._step is not base.step and _is_native(corpus)
         self._sessions: dict[Hashable, Session] = {}
         self._calls: dict[str, Call] = {}
 
@@ -117,7 +74,14 @@ class Memory:
             session = self._sessions[_key(request)] = self._new_session()
         session.num_running += 1
         session.open(request.agent.files)
-        self._calls[request.id] = Call(request, session, self._table, options.history)
+        self._calls[request.id] = Call(
+            request,
+            session,
+            self._table,
+            options.history,
+            self.corpus,
+            self._rules if self.native else (),
+        )
 
     def _new_session(self) -> Session:
         options, files = self.options, None
@@ -131,8 +95,11 @@ class Memory:
             )
         return Session(self._make_index, files, options.max_session_tokens)
 
+    def call(self, request: Request) -> Call | None:
+        """None when its session was closed while it runs."""
+        return self._calls.get(request.id)
+
     def session(self, request: Request) -> Session | None:
-        """None when it was closed while the call runs."""
         call = self._calls.get(request.id)
         return call.session if call else None
 
@@ -142,9 +109,8 @@ class Memory:
         return sum(session.num_tokens for session in self._sessions.values())
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        corpus, _, form = draft.source.partition(":")
-        session = self.session(request)
-        if form and corpus == "workspace" and session:
+        if draft.source.startswith("workspace:") and (session := self.session(request)):
+            form = draft.source.partition(":")[2]
             session.record(form, len(draft.tokens), verdict.num_accepted)
 
     def finish(self, request: Request) -> None:
@@ -206,7 +172,7 @@ class Memory:
                 continue
             lacking, new = call.take(view.tokens)
             if call.version != call.session.version:
-                call.connect(self.corpus)
+                call.connect()
                 new = []
             live[0].extend(call.live)
             live[1].append(lacking)
@@ -223,6 +189,37 @@ class Memory:
             for (sources, tokens), rule in zip((live, files, static), self._rules, strict=True)
         ]
         return [Seen(call, _collect(call, answers) if call else []) for call in calls]
+
+    def propose(
+        self,
+        views: list[View],
+        *,
+        delta: int = 0,
+        nothing: str = "none",
+    ) -> list[Draft]:
+        """Of each view's origins the longest match, the earlier one on a tie, a static one only if
+        it is longer by more than `delta`; as long as the view allows. `nothing` names the source of
+        an empty draft."""
+        if self.native:
+            return self.native_drafts(views, delta, 0.0, nothing)
+        drafts = []
+        for view, seen in zip(views, self.look(views), strict=True):
+            place = _longest(seen, delta)
+            if seen.call is None or place < 0:
+                drafts.append(Draft(source=nothing))
+            else:
+                drafts.append(self.draft(seen.call, place, seen.found[place], view.max_draft))
+        return drafts
+
+    def native_drafts(
+        self, views: list[View], delta: int, threshold: float, nothing: str, *within: Any
+    ) -> list[Draft]:
+        """As `propose`; with `delta` < 0 as the survival drafter chooses, for calls whose reader
+        has a `survival`. `within`: step times and a guard to plan by (`dlite.slots.plan`)."""
+        from dlite.retrieval import _native
+
+        calls = [self._calls.get(view.request.id) for view in views]
+        return _native.propose(calls, views, delta, threshold, nothing, *within)
 
     def candidates(self, view: View) -> list[Draft]:
         """A draft for each origin that holds a match, as long as the view allows."""
@@ -243,20 +240,34 @@ class Memory:
         origin = call.origins[place]
         source = call.source_class(origin, found)
         evidence = Evidence(source, found.match_length, found.support, found.votes, found.agreed)
-        if origin.lane is not None:
+        if origin.source is SourceClass.PROMPT:
             name = "session"
         elif origin.source is SourceClass.GLOBAL:
             name = "global"
         else:
             assert call.session.workspace is not None
-            form = call.session.workspace.form_at(found.start)
-            name = f"workspace:{form}" if form else "workspace"
+            name = call.session.workspace.name_at(found.start)
         return Draft(found.tokens[:num_tokens], source=name, evidence=evidence)
 
 
 def _key(request: Request) -> Hashable:
     """A call without a session is a session of its own, which no other can name."""
     return request.session if request.session is not None else ("call", request.id)
+
+
+def _is_native(corpus: Any) -> bool:
+    return corpus is None or type(corpus.cursor()).__module__ == retrieval.step.__module__
+
+
+def _longest(seen: Seen, delta: int) -> int:
+    """-1: nothing matches."""
+    best, longest = -1, 0
+    for place, found in enumerate(seen.found):
+        assert seen.call is not None
+        static = seen.call.origins[place].source is SourceClass.GLOBAL
+        if found.match_length > longest + (delta if best >= 0 and static else 0):
+            best, longest = place, found.match_length
+    return best
 
 
 def _collect(call: Call, answers: list[Any]) -> list[Continuation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dlite.drafters.lanes import Lanes
@@ -11,6 +12,15 @@ from dlite.retrieval.base import Index
 if TYPE_CHECKING:
     from dlite.drafters.workspace import Workspace
     from dlite.types import OpenedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Who wrote a stretch of text, and in which block; `block` None: a prompt, a tool output."""
+
+    agent: str
+    query: str
+    block: Hashable
 
 
 class Session:
@@ -26,6 +36,8 @@ class Session:
         self.num_running = 0
         self.used_at = 0.0
         self._lanes: dict[Hashable, Lanes] = {}
+        self._writers: dict[tuple[str, str], int] = {}
+        self._blocks: dict[Hashable, int] = {None: 0}
 
     @property
     def num_tokens(self) -> int:
@@ -34,6 +46,11 @@ class Session:
 
     def changed(self) -> None:
         self.version += 1
+
+    def label(self, label: Label) -> int:
+        """A number for it: the writer's << 32 | the block's, which is 0 for a prompt."""
+        writer = self._writers.setdefault((label.agent, label.query), len(self._writers))
+        return writer << 32 | self._blocks.setdefault(label.block, len(self._blocks))
 
     def lanes(self, kind: Hashable) -> Lanes:
         if kind not in self._lanes:
@@ -63,4 +80,5 @@ class Session:
         if self.workspace:
             self.workspace.close()
         self._lanes.clear()
+        self._writers.clear()
         self.learnt.clear()

@@ -10,10 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from operator import neg
+from typing import TYPE_CHECKING
 
 from dlite.drafters.memory import Memory, MemoryOptions, Seen
-from dlite.survival import LONGEST, Prior, Survival, cell_of
-from dlite.types import Draft, Request, SessionKey, Verdict, View
+from dlite.survival import LONGEST, Prior, Survival, cell_of, native_survival
+from dlite.types import Draft, Request, SessionKey, SourceClass, Verdict, View
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(kw_only=True)
@@ -43,16 +47,35 @@ class SurvivalDrafter:
 
     def start(self, request: Request) -> None:
         self.memory.start(request)
+        call = self.memory.call(request)
+        assert call is not None
+        key, learnt = (self.name, request.sampling.greedy), call.session.learnt
+        if key not in learnt:
+            make = native_survival if self.memory.native else Survival
+            learnt[key] = make(self.prior)
+        call.learn(learnt[key])
 
     def propose(self, views: list[View]) -> list[Draft]:
+        if self.memory.native:
+            return self.memory.native_drafts(views, -1, self.options.threshold, "none")
         seen = self.memory.look(views)
         return [self._draft(view, one) for view, one in zip(views, seen, strict=True)]
 
+    def propose_within(
+        self, views: list[View], seconds_N: np.ndarray, guard: float
+    ) -> list[Draft] | None:
+        """As `propose`, cut by `dlite.slots.plan`; None without the native extension."""
+        if not self.memory.native:
+            return None
+        threshold = self.options.threshold
+        return self.memory.native_drafts(views, -1, threshold, "none", seconds_N, guard)
+
     def _draft(self, view: View, seen: Seen) -> Draft:
-        learnt, call = self._learnt(view.request), seen.call
-        best, promised, curve = -1, 0.0, None
-        if learnt is None or call is None:
+        call = seen.call
+        if call is None:
             return Draft(source="none")
+        learnt: Survival = call.survival
+        best, promised, curve = -1, 0.0, None
         for place, found in enumerate(seen.found):
             if found.match_length == 0:
                 continue
@@ -70,20 +93,13 @@ class SurvivalDrafter:
         draft.survival = curve[:length]
         return draft
 
-    def _learnt(self, request: Request) -> Survival | None:
-        session = self.memory.session(request)
-        if session is None:
-            return None
-        key = self.name, request.sampling.greedy
-        if key not in session.learnt:
-            session.learnt[key] = Survival(self.prior)
-        return session.learnt[key]
-
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        self.memory.observe(request, draft, verdict)
-        learnt = self._learnt(request)
-        if learnt is not None and draft.evidence is not None:
-            learnt.observe(draft.evidence, len(draft.tokens), verdict.num_accepted)
+        call, evidence = self.memory.call(request), draft.evidence
+        if call is None or evidence is None:
+            return
+        call.survival.observe(evidence, len(draft.tokens), verdict.num_accepted)
+        if evidence.source is SourceClass.WORKSPACE:
+            self.memory.observe(request, draft, verdict)
 
     def finish(self, request: Request) -> None:
         self.memory.finish(request)

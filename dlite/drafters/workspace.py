@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -12,6 +11,7 @@ from pathlib import PurePath
 import numpy as np
 
 from dlite.drafters.emission import renderings
+from dlite.drafters.reader import make_marks
 from dlite.retrieval.base import Index
 from dlite.types import OpenedFile
 
@@ -51,11 +51,12 @@ class Workspace:
         self._make_index, self._encode, self._secret_files = make_index, encode, secret_files
         self._max_tokens = max_tokens
         self.forms = list(forms)
+        self.names = [f"workspace:{form}" for form in forms]  # of drafts, by the form's mark
+        self.marks = make_marks()
         self.index: Index | None = None
         self.num_tokens = 0
         self.version = 0
         self._texts: list[_Text] = []
-        self._starts: list[int] = []
         self._seen: set[bytes] = set()
         self._tallies = {form: _Tally() for form in forms}
 
@@ -78,16 +79,14 @@ class Workspace:
         if self.index is None:
             self.index = self._make_index()
             self.version += 1
-        self._starts.append(len(self.index))
+        self.marks.mark(len(self.index), self.names.index(f"workspace:{text.form}"))
         self.index.extend(text.tokens)
         self.index.end_segment()
         self.num_tokens += len(text.tokens)
 
-    def form_at(self, position: int) -> str:
-        """Empty for -1: the engine doesn't say where it found its tokens."""
-        if position < 0:
-            return ""
-        return self._texts[bisect_right(self._starts, position) - 1].form
+    def name_at(self, position: int) -> str:
+        """Of a draft that was found there; -1: the engine doesn't say where that was."""
+        return self.names[self.marks.at(position)] if position >= 0 else "workspace"
 
     def record(self, form: str, drafted: int, accepted: int) -> None:
         """Counts a verified draft; a form that never pays is no longer searched."""
@@ -119,7 +118,7 @@ class Workspace:
             self.index.close()
         self.index, self.num_tokens = None, 0
         self.version += 1
-        self._texts, self._starts = kept, []
+        self._texts, self.marks = kept, make_marks()
         for text in kept:
             self._write(text)
 

@@ -2,10 +2,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from dlite.drafters.call import Call
 from dlite.drafters.structure import Structure
 from dlite.retrieval.base import Continuation
 from dlite.retrieval.frozen import FrozenArrays
 from dlite.tokens import TokenBytes
+from dlite.types import Draft, Evidence, View
 
 class Source:
     def extend(self, tokens: Iterable[int]) -> None: ...
@@ -56,6 +58,48 @@ def step(
 def plan(
     options: list[list[list[float]]], seconds: np.ndarray, guard: float
 ) -> tuple[list[tuple[int, int]], float]: ...
+
+class Marks:
+    def mark(self, start: int, value: int) -> None: ...
+    def at(self, position: int) -> int: ...
+    def cut(self, size: int) -> None: ...
+    def drop(self, count: int) -> None: ...
+
+class Prior:
+    def __init__(
+        self,
+        hazards: np.ndarray,
+        match_starts: Sequence[int],
+        position_starts: Sequence[int],
+        weight: float,
+        decay: float,
+    ) -> None: ...
+
+class Survival:
+    def __init__(self, prior: Prior) -> None: ...
+    def curve(self, evidence: Evidence, num_tokens: int) -> list[float]: ...
+    def observe(self, evidence: Evidence, drafted: int, accepted: int) -> None: ...
+
+class Reader:
+    own: int
+    seen: int
+    block: int
+    label: int
+    def __init__(self, tracker: object) -> None: ...
+    def learn(self, survival: Survival) -> None: ...
+    def connect(
+        self, sources: list[tuple[Source, Marks | None, int]], rules: list[int], names: list[str]
+    ) -> None: ...
+
+def propose(
+    calls: Sequence[Call | None],
+    views: Sequence[View],
+    delta: int,
+    threshold: float,
+    nothing: str,
+    seconds: np.ndarray | None = None,
+    guard: float = 0.0,
+) -> list[Draft]: ...
 
 class BlockTracker:
     def __init__(self, structure: Structure, table: TokenBytes) -> None: ...

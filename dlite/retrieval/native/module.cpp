@@ -7,47 +7,16 @@
 #include <algorithm>
 #include <string>
 
-#include "block_tracker.hpp"
+#include "calling.hpp"
 #include "cursors.hpp"
 #include "plan.hpp"
+#include "reading.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace dlite {
 namespace {
-
-void take_token(std::vector<std::int32_t>& out, PyObject* item) {
-  const long long token = PyLong_AsLongLong(item);
-  if (token == -1 && PyErr_Occurred()) nb::raise_python_error();
-  if (token < 0 || token >= INT32_MAX)
-    throw std::invalid_argument("token id " + std::to_string(token) +
-                                " can't be indexed; give ids in 0 .. 2147483646");
-  out.push_back(static_cast<std::int32_t>(token));
-}
-
-void take_tokens(std::vector<std::int32_t>& out, nb::handle tokens) {
-  if (PyList_Check(tokens.ptr())) {
-    const Py_ssize_t size = PyList_Size(tokens.ptr());
-    for (Py_ssize_t i = 0; i < size; ++i) take_token(out, PyList_GetItem(tokens.ptr(), i));
-    return;
-  }
-  Int32Array array;
-  if (nb::try_cast(tokens, array, false)) {
-    const std::int32_t* data = array.data();
-    for (std::size_t i = 0; i < array.size(); ++i)
-      if (data[i] < 0 || data[i] == INT32_MAX)
-        throw std::invalid_argument("token id " + std::to_string(data[i]) +
-                                    " can't be indexed; give ids in 0 .. 2147483646");
-    out.insert(out.end(), data, data + array.size());
-    return;
-  }
-  for (nb::handle token : nb::iter(tokens)) {
-    const nb::object number = nb::steal(PyNumber_Index(token.ptr()));
-    if (!number.is_valid()) nb::raise_python_error();
-    take_token(out, number.ptr());
-  }
-}
 
 Rule checked_rule(int rule) {
   if (rule < 0 || rule > 3)
@@ -72,25 +41,6 @@ nb::object continuation(const Found& found, const std::int32_t* tokens, std::siz
   for (int i = 0; i < 5; ++i) PyTuple_SetItem(made.ptr(), i + 1, PyLong_FromLong(fields[i]));
   return made;
 }
-
-// The locks of all the sources' corpora, each taken once and in one order.
-class Locks {
- public:
-  explicit Locks(const std::vector<Source*>& sources) {
-    for (Source* source : sources) guards_.push_back(&source->guard());
-    std::sort(guards_.begin(), guards_.end());
-    guards_.erase(std::unique(guards_.begin(), guards_.end()), guards_.end());
-    for (std::mutex* guard : guards_) guard->lock();
-  }
-  ~Locks() {
-    for (std::mutex* guard : guards_) guard->unlock();
-  }
-  Locks(const Locks&) = delete;
-  Locks& operator=(const Locks&) = delete;
-
- private:
-  std::vector<std::mutex*> guards_;
-};
 
 // Under the source's lock, and without the GIL where the work may be long or the lock is taken.
 template <class Work>
@@ -237,12 +187,11 @@ std::pair<std::vector<std::pair<int, int>>, double> plan_lists(
     double guard) {
   const double* times = seconds.data();
   const double least = worthless(times, seconds.size(), static_cast<double>(nb::len(options)));
-  Curves curves;
-  curves.reserve(nb::len(options));
+  std::vector<std::vector<double>> held;
+  Options read_options;
   for (nb::handle menu : options) {
-    auto& row = curves.emplace_back();
     for (nb::handle curve : nb::cast<nb::list>(menu)) {
-      auto& read = row.emplace_back();
+      auto& read = held.emplace_back();
       const Py_ssize_t size = PyList_Size(curve.ptr());
       if (size < 0) nb::raise_python_error();
       for (Py_ssize_t i = 0; i < size; ++i) {
@@ -251,9 +200,11 @@ std::pair<std::vector<std::pair<int, int>>, double> plan_lists(
         if (survival <= least) break;
         read.push_back(survival);
       }
+      read_options.add(read);
     }
+    read_options.end_request();
   }
-  Plan made = plan(curves, times, seconds.size(), guard);
+  Plan made = plan(read_options, times, seconds.size(), guard);
   return {std::move(made.picks), made.rate};
 }
 
@@ -302,6 +253,31 @@ NB_MODULE(_native, module) {
         return new FrozenCursor(self, nb::cast<HeldFrozen&>(self).frozen);
       });
 
+  nb::class_<Marks>(module, "Marks")
+      .def(nb::init<>())
+      .def("mark", &Marks::mark, "start"_a, "value"_a)
+      .def("at", &Marks::at, "position"_a)
+      .def("cut", &Marks::cut, "size"_a)
+      .def("drop", &Marks::drop, "count"_a);
+  nb::class_<Prior>(module, "Prior")
+      .def(nb::init<Prior::Hazards, std::vector<int>, std::vector<int>, double, double>(),
+           "hazards"_a, "match_starts"_a, "position_starts"_a, "weight"_a, "decay"_a);
+  nb::class_<Survival>(module, "Survival")
+      .def(nb::init<nb::object>(), "prior"_a)
+      .def("curve", &curve_of, "evidence"_a, "num_tokens"_a)
+      .def("observe", &observe, "evidence"_a, "drafted"_a, "accepted"_a);
+  nb::class_<Reader>(module, "Reader")
+      .def("__init__",
+           [](Reader* self, nb::object tracker) { new (self) Reader(std::move(tracker)); },
+           "tracker"_a.none())
+      .def_rw("own", &Reader::own)
+      .def_rw("seen", &Reader::seen)
+      .def_rw("block", &Reader::block)
+      .def_rw("label", &Reader::label)
+      .def("learn", &Reader::learn, "survival"_a)
+      .def("connect", &Reader::connect, "sources"_a, "rules"_a, "names"_a);
+  module.def("propose", &propose, "calls"_a, "views"_a, "delta"_a, "threshold"_a, "nothing"_a,
+             "seconds"_a = nb::none(), "guard"_a = 0.0);
   module.def("plan", &plan_lists, "options"_a, "seconds"_a, "guard"_a);
 
   nb::class_<BlockTracker>(module, "BlockTracker")
