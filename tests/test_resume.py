@@ -191,8 +191,8 @@ def half_written(since):
         return False
 
 
-moment, torn, steps = random.Random(0), 0, set()
-for _ in range(30):
+moment, torn, steps, save_seconds = random.Random(0), 0, set(), 0.0
+for kill in range(30):
     began = time.time_ns()
     child = os.fork()  # imported once, so that each run starts fast
     if child == 0:
@@ -201,7 +201,12 @@ for _ in range(30):
     while not half_written(began):
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended by itself"
         time.sleep(0.0002)
-    time.sleep(moment.random() * 0.08)  # a save takes about 30 ms
+    if kill % 2 == 0:  # behind a save, which tells how long the next one may take
+        saving = time.time()
+        while half_written(began):
+            time.sleep(0.0002)
+        save_seconds = time.time() - saving
+    time.sleep(moment.random() * save_seconds)
     os.kill(child, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
     torn += half_written(began)
