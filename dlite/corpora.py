@@ -44,7 +44,7 @@ def read_texts(paths: Sequence[Path], licence: str) -> Iterator[Text]:
                 if content.strip():
                     yield Text(str(file), content, licence)
                 continue
-            for number, line in enumerate(content.splitlines(), 1):
+            for number, line in enumerate(content.split("\n"), 1):
                 if line.strip():
                     yield _row(line, f"{file}:{number}", licence)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlite.drafters.base import Drafter
-from dlite.planner import Chooser
+from dlite.drafters.base import Drafter, PlansAlone
+from dlite.planner import Chooser, Planner
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
 
@@ -50,6 +50,7 @@ class Hybrid:
         self.cheap = [drafter for drafter in drafters if not drafter.tap_ids]
         self.neural = neural[0] if neural else None
         self.chooser = chooser
+        self.alone = drafters[0] if len(drafters) == 1 else None
         self.tap_ids = self.neural.tap_ids if self.neural else ()
         # Of the present round, by request: what all proposed, and whose draft is verified.
         self._proposed: dict[str, dict[str, Draft]] = {}
@@ -60,6 +61,9 @@ class Hybrid:
             drafter.start(request)
 
     def propose(self, views: list[View]) -> list[Draft]:
+        planned = self._planned(views)
+        if planned is not None:
+            return planned
         drafts = {drafter.name: _propose(drafter, views) for drafter in self.cheap}
         neural = self.neural
         if neural is not None and self.chooser.run_neural(neural.name, views, drafts):
@@ -72,11 +76,18 @@ class Hybrid:
             self._owner[view.request.id] = choice.drafter
         return [choice.draft for choice in choices]
 
+    def _planned(self, views: list[View]) -> list[Draft] | None:
+        if isinstance(self.alone, PlansAlone) and isinstance(self.chooser, Planner):
+            return self.chooser.within(self.alone, views)
+        return None
+
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        proposed = self._proposed.pop(request.id, {})
+        proposed = self._proposed.pop(request.id, None)
         if draft.tokens:
-            self._drafters[self._owner[request.id]].observe(request, draft, verdict)
-        self.chooser.observe(request, proposed, draft, verdict)
+            drafter = self.alone or self._drafters[self._owner[request.id]]
+            drafter.observe(request, draft, verdict)
+        if proposed is not None:
+            self.chooser.observe(request, proposed, draft, verdict)
 
     def finish(self, request: Request) -> None:
         self._forget(request)

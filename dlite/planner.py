@@ -18,6 +18,7 @@ from dlite.survival import Calibration
 from dlite.types import Choice, Draft, Request, Verdict, View
 
 if TYPE_CHECKING:
+    from dlite.drafters.base import PlansAlone
     from dlite.slots import plan
 else:
     try:
@@ -92,6 +93,14 @@ class Planner:
             Choice(names[option], drafts[names[option]][row].cut(length))
             for row, (option, length) in enumerate(picks)
         ]
+
+    def within(self, drafter: PlansAlone, views: list[View]) -> list[Draft] | None:
+        """What `select` would take of this drafter's drafts if it is the only one; None where the
+        drafter can't say by itself."""
+        if self.costs is None:
+            return None
+        most = len(views) + sum(view.max_draft for view in views)
+        return drafter.propose_within(views, self.costs.step_seconds(len(views), most), self.guard)
 
     def _options(
         self, views: Sequence[View], drafts: Mapping[str, list[Draft]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ class TargetModel:
         self.num_token_ids: int = min(len(tokenizer), self.vocab_size)  # the rest pads the LM head
         self._softcap = config.final_logit_softcapping if self.family.softcaps_logits else None
         self._decoder = model.get_submodule(self.family.decoder)
+        # Older transformers call it past_key_values, and ignore a `cache` without a word.
+        known = signature(self._decoder.forward).parameters
+        self._cache_name = "cache" if "cache" in known else "past_key_values"
         window = getattr(config, "sliding_window", None) if self.family.masks != "full" else None
         types = config.layer_types if self.family.masks == "by_layer" else []
         self._windows: dict[str, int | None] = {
@@ -145,7 +149,7 @@ class TargetModel:
         self.check_length(max(a + n for a, n in zip(cache.lengths_B, counts, strict=True)))
         cache.place(num_tokens)
         starts = cache.lengths_B
-        return self._run(tokens_BT, starts, tap_ids, cache=cache, use_cache=True)
+        return self._run(tokens_BT, starts, tap_ids, **{self._cache_name: cache}, use_cache=True)
 
     @torch.no_grad()
     def capture(

@@ -23,6 +23,7 @@ from dlite.drafters import registry
 from dlite.drafters.base import Drafter
 from dlite.drafters.history import HistoryDrafter
 from dlite.drafters.neural import NeuralDrafter
+from dlite.files import writable
 from dlite.target import TargetModel
 from dlite.types import Round, tokens_per_step
 from eval import metrics
@@ -215,7 +216,7 @@ def build(config: Config, target: TargetModel) -> tuple[dict[str, Drafter], dict
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
+    out = writable(Path(config.out), "out")
     items = load_suites(config.suite, config.limit)
     target = TargetModel.load(config.target, dtype=config.dtype, device=config.device)
     drafters, warned = build(config, target)
@@ -234,7 +235,6 @@ def main(config: Config) -> None:
         "skipped": [{"id": name, "prompt_tokens": n} for name, n in runs.skipped],
         "rows": [asdict(row) for row in rows],
     }
-    out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     with (out / "rounds.jsonl").open("w", encoding="utf-8") as file:
         for records in runs.records.values():

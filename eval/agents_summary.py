@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dlite.config import run
+from dlite.files import writable
 from eval.replay_report import name_of
 from eval.tally import natural
 
@@ -128,8 +129,7 @@ def main(config: Config) -> None:
         if not path.is_file():
             raise ValueError(f"no result file {path}; give folders that eval.simulate wrote")
         summaries.append(json.loads(path.read_text()))
-    kept, out = gather(summaries), Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    kept, out = gather(summaries), writable(Path(config.out), "out")
     (out / "summary.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
     (out / "tables.md").write_text(tables(kept))
     print(f"written: {out}/summary.json, tables.md")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from dlite.config import run
+from dlite.files import writable
 from dlite.retrieval import automaton, base, chain
 from dlite.retrieval.base import Rule
 from dlite.retrieval.suffix_tree import INSTALL
@@ -269,8 +270,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     text = read_text(config)
     benches = [Bench(engine, text, config) for engine in engines()]
     for _ in tqdm(range(config.runs), "runs", disable=None):

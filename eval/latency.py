@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from dlite.config import run
+from dlite.files import writable
 from dlite.model.heads import LowRankHead, MarkovHead
 from eval.provenance import provenance
 from eval.report import write_report
@@ -210,8 +211,7 @@ def print_tables(summary: dict[str, Any], out: Path) -> None:
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     summary = summarise(config)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     write_report([summary], out / "report.html")

@@ -30,11 +30,12 @@ PLAIN = "plain"  # our server with drafts switched off, so without asynchronous 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One call: `extra` goes into the request's body."""
+    """One call: `extra` goes into the request's body. Of another `salt`, nothing is cached."""
 
     id: str
     messages: list[dict[str, str]]
     extra: dict[str, Any] = field(default_factory=dict)
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Endpoint:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if ask.salt:
+            body["cache_salt"] = ask.salt
         if self.drafter:
             xargs = {**ask.extra.get("vllm_xargs", {}), "dlite_drafter": self.drafter}
             body["vllm_xargs"] = xargs

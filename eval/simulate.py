@@ -21,6 +21,7 @@ from tqdm import tqdm
 from dlite.config import run
 from dlite.costs import CostTable
 from dlite.drafters.structure import parse_structure
+from dlite.files import writable
 from eval import lineup
 from eval.profile import STRUCTURE
 from eval.provenance import provenance
@@ -264,8 +265,7 @@ def main(config: Config) -> None:
         "num_calls": len(calls),
         "num_tokens": sum(len(call.output) for call in calls),
     }
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     simulation = Simulation(workload, config)
     streams = {calls[0].session for calls in workload.sessions if is_one_stream(calls)}
     for name in ("rows", "goodput_by_seed", "step_tokens", "calibration", "groups"):

@@ -23,6 +23,7 @@ import numpy as np
 from dlite import checkpoint
 from dlite.client import extra_body
 from dlite.config import run
+from dlite.files import writable
 from dlite.serve import servable
 from eval.provenance import provenance
 from eval.report import write_report
@@ -142,14 +143,15 @@ def measure(
 
 
 def _play(endpoint: Endpoint, repeat: int, config: Config, chain: Sequence[Ask]) -> list[Answer]:
-    """Sessions of another repeat are others: what a drafter learnt in the first is not its own."""
-    answers = []
+    """Sessions of another repeat are others: what a drafter learnt in the first is not its own, and
+    no drafter's prompts were read by the one before."""
+    answers, salt = [], f"{endpoint.drafter} {time.monotonic_ns()}"
     for number, ask in enumerate(chain):
         extra = dict(ask.extra.get("vllm_xargs", {}))
         if "dlite_session_id" in extra:
             extra["dlite_session_id"] += f" {repeat} {endpoint.drafter}"
             extra["dlite_session_end"] = int(number == len(chain) - 1)
-        one = Ask(ask.id, ask.messages, {"vllm_xargs": extra})
+        one = Ask(ask.id, ask.messages, {"vllm_xargs": extra}, salt)
         answers.append(endpoint.ask(one, config.max_new_tokens))
     return answers
 
@@ -199,8 +201,7 @@ def _speed(run: Run) -> float:
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = writable(Path(config.out), "out")
     trained = checkpoint.read(config.draft).config.num_draft_tokens if config.draft else 7
     found: list[Row] = []
     with endpoints(

@@ -12,12 +12,14 @@ experiment=quickstart
 regenerate=
 length=256
 few=()
+answered=()
 for option in "$@"; do
     case $option in
     --fast)
         experiment=quickstart_fast
         length=64
         few=(limit=8)
+        answered=(limit=100) # what configs/experiment/quickstart_fast.yaml reads
         ;;
     --regenerate) regenerate=yes ;;
     -h | --help)
@@ -50,7 +52,7 @@ if [[ -n $regenerate ]]; then
     step "The target answers the training prompts"
     answers=$runs/answers.jsonl
     $python -m train.regenerate target=smollm2-135m batch_size=32 max_new_tokens=256 text=false \
-        prompts=train/prompts/quickstart.jsonl out="$answers"
+        prompts=train/prompts/quickstart.jsonl out="$answers" ${answered[@]+"${answered[@]}"}
 fi
 
 step "Training: teacher, warm-up, stable"

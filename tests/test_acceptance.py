@@ -247,6 +247,13 @@ def test_a_bad_argument_is_found_only_after_the_target_was_loaded(
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_that_cannot_be_made_is_found_only_after_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "results")
+    with pytest.raises(ValueError, match=re.escape(f"cannot make {out}: Not a directory; give")):
+        acceptance.main(acceptance.Config(target="x", suite=["y"], out=out, drafter=["ngram"]))
+
+
 def test_dlite_without_a_draft_model_is_a_crash() -> None:
     with pytest.raises(ValueError, match="drafter dlite needs a draft model; add draft=DIR"):
         acceptance.Config(target="x", suite=["y"], out="z", drafter=["dlite"])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import save_tiny_llama
 from torch import Tensor
 
 from dlite.model.config import DraftConfig
+from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
 from train.batches import Batch, assemble, order, step_samples
 from train.config import ModelConfig
@@ -104,12 +109,57 @@ def test_packed_history_keeps_samples_apart() -> None:
     assert made.blocks.anchor_A.tolist() == [5, 106, 108]
 
 
+class RandomStates(NumberedStates):
+    """Of each token and layer, whatever stands before it."""
+
+    def get(self, samples: Sequence[Sample]) -> list[Tensor]:
+        table_V4D = torch.randn(V, 4, 16, generator=torch.Generator().manual_seed(0))
+        return [table_V4D[torch.tensor(s.input_ids)] for s in samples]
+
+
+@pytest.mark.parametrize("context", ["taps", "taps+history"])
+def test_a_draft_is_the_same_behind_1k_8k_and_32k_tokens(context: str) -> None:
+    """L3: with the same states, a draft model knows no position; only a history's are relative."""
+    sizes = {"hidden_size": 16, "head_dim": 8, "num_attention_heads": 2, "history_window": 8}
+    draft = config(**sizes, context=context, rank=4, num_target_layers=4)
+    torch.manual_seed(0)
+    model = DraftModel(draft)
+    head_VD = torch.randn(V, 16)
+    bound = SimpleNamespace(embed=lambda ids: head_VD[ids], head_weight_VD=head_VD, num_token_ids=V)
+    model.bind(bound)  # pyright: ignore[reportArgumentType]
+    tail, features = [(7 * t) % V for t in range(40)], []
+    for before in (0, 1024, 8192, 32768):
+        ids = [0] * before + tail
+        sample = Sample("s", ids, [t > before for t in range(len(ids))])
+        made = assemble(
+            [sample],
+            [[before + 12, before + 30]],
+            RandomStates(),
+            draft,
+            torch.arange(V),
+            with_history=context != "taps",
+        )
+        blocks = replace(made.blocks, history=made.history)
+        features.append(model(blocks, made.prev_AK))
+    for long in features[1:]:
+        torch.testing.assert_close(long, features[0], rtol=0, atol=1e-3 if made.history else 0)
+
+
 def test_order_is_a_function_of_seed_and_epoch_and_an_epoch_holds_every_sample_once() -> None:
     samples = [turn(1, 4, 6, base=10 * i) for i in range(10)]
     seen = [s.id for step in range(4) for s in step_samples(samples, step, 3, seed=5)[0]]
     assert sorted(seen) == sorted(s.id for s in samples)
     assert order(10, 5, 0) == order(10, 5, 0) != order(10, 5, 1)
     assert step_samples(samples, 4, 3, seed=5)[1] == 1
+
+
+def test_a_draft_has_its_targets_head_size_where_that_is_not_hidden_size_by_heads(
+    tmp_path: Path,
+) -> None:
+    """F5: Qwen3's is not."""
+    target = TargetModel.load(str(save_tiny_llama(tmp_path / "wide", head_dim=24)))
+    draft = draft_config(target, ModelConfig(num_taps=3), [])
+    assert draft.head_dim == 24 != draft.hidden_size // draft.num_attention_heads
 
 
 @pytest.mark.parametrize("head", ["tied", "lowrank"])

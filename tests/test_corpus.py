@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlite.corpora import read_texts
 from dlite.retrieval import Rule
 from dlite.retrieval.corpus import Document, build, load, map_arrays, read_manifest
 
@@ -117,3 +118,12 @@ def test_arrays_that_lead_out_of_themselves_are_refused(
     wrong[place] = value
     with pytest.raises(ValueError, match="contradict each other; build the corpus again"):
         type(arrays)(**(arrays.named() | {name: wrong})).check()
+
+
+def test_a_row_is_not_broken_at_the_line_separators_in_its_text(tmp_path: Path) -> None:
+    """Answers are written as they are: U+2028 and U+0085 in a text end no JSONL row."""
+    file = tmp_path / "answers.jsonl"
+    said = "one\u2028two\u0085three"
+    row = {"messages": [{"role": "assistant", "content": said}]}
+    file.write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    assert [t.text for t in read_texts([file], "MIT")] == [said]

@@ -18,7 +18,8 @@ from dlite.config import parse
 from dlite.target import TargetModel
 from train import rows
 from train.corpus_check import Check, check
-from train.data import Sample, anchors, check_mask_id, load_samples, token_counts
+from train.counts import check_mask_id, token_counts
+from train.data import Sample, anchors, load_samples
 from train.presets import PRESETS, Part
 
 ROOT = Path(__file__).parents[1]

@@ -11,13 +11,19 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import save_tiny_llama
+from safetensors.torch import load_file
 from train_worker import Done, launch, steps
 
 from train.distributed import check_launch
+from train.state import latest
 
 MIXED = {"name": "mixed", "context": "taps+history", "epochs": 4}
 LOSS = {"ce": 0.5, "tv": 1.0, "tau": 0.1}
 ZERO = Path(__file__).parents[1] / "configs" / "accelerate"
+
+needs_deepspeed = pytest.mark.skipif(
+    not find_spec("deepspeed"), reason="deepspeed is not installed: bash scripts/setup.sh test"
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,6 @@ def assert_same(ours: Done, theirs: Done, tolerance: float) -> None:
         )
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 def test_ddp_equals_one_process_with_the_same_global_batch(
     tmp_path: Path, rows: Path, tiny_folder: Path
@@ -72,20 +77,50 @@ def test_ddp_equals_one_process_with_the_same_global_batch(
     assert_same(steps(tmp_path / "3", packed, 2), one, 1e-10)
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
+def zero(stage: int) -> dict[str, str]:
+    """What `accelerate launch` tells its processes of a DeepSpeed configuration."""
+    return {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(ZERO / f"zero{stage}.json"),
+    }
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("deepspeed"), reason="deepspeed is not installed")
+@needs_deepspeed
 def test_deepspeed_equals_one_process_with_the_same_global_batch(
     tmp_path: Path, rows: Path, tiny_folder: Path
 ) -> None:
     one = steps(tmp_path / "1", job(tmp_path / "one", rows, tiny_folder), 1)
     for stage in (1, 2, 3):
         settings = job(tmp_path / f"z{stage}", rows, tiny_folder, micro_batch_size=1)
-        environment = {
-            "ACCELERATE_USE_DEEPSPEED": "true",
-            "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(ZERO / f"zero{stage}.json"),
-        }
-        assert_same(steps(tmp_path / f"zero{stage}", settings, 2, environment), one, 1e-6)
+        assert_same(steps(tmp_path / f"zero{stage}", settings, 2, zero(stage)), one, 1e-6)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+def test_resume_of_a_zero3_run_that_sigterm_ended_in_its_second_stage_is_exact(
+    tmp_path: Path, rows: Path, tiny_folder: Path
+) -> None:
+    """R10, R12. And a state of two processes is refused by one, which could not read it."""
+    first = {"name": "teacher", "context": "taps+history", "max_steps": 2, "loss": {"ce": 1.0}}
+    second = {"name": "student", "init": "teacher", "teacher": "teacher", "max_steps": 3}
+    second["loss"] = {"ce": 0.5, "kl": 1.0, "tv": 0.5}
+    settings = {**job(tmp_path, rows, tiny_folder), "stages": [first, second], "keep_states": 1}
+    worker = [str(Path(__file__).parent / "train_worker.py"), "--run"]
+    for name in ("whole", "cut"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**settings, "name": name}))
+    launch(2, [*worker, str(tmp_path / "whole.json")], environment=zero(3))
+    launch(2, [*worker, str(tmp_path / "cut.json"), "student 0"], environment=zero(3))
+    found = latest(tmp_path / "cut" / "state")
+    assert found is not None and (found[1].stage, found[1].step) == ("student", 1)
+    (alone,) = launch(1, [*worker, str(tmp_path / "cut.json")], check=False)
+    assert "was written by 2 processes with deepspeed, this run has 1 with torch" in alone.stderr
+    launch(2, [*worker, str(tmp_path / "cut.json")], environment=zero(3))
+    whole, cut = (
+        load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "cut")
+    )
+    assert whole.keys() == cut.keys()
+    assert all(torch.equal(tensor, cut[name]) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize(("world", "deepspeed"), [(2, False), (1, True)])
@@ -95,7 +130,21 @@ def test_a_rank_that_believes_to_be_alone_is_refused(world: int, deepspeed: bool
         check_launch(Accelerator(), world, deepspeed=deepspeed)
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
+@pytest.mark.slow
+def test_two_nodes_of_two_read_disjoint_shards_that_together_are_the_epoch(
+    tmp_path: Path, rows: Path, tiny_folder: Path
+) -> None:
+    """N23. A sample that two nodes train on, or none."""
+    settings = job(tmp_path, rows, tiny_folder, batch_size=5, micro_batch_size=1)
+    settings["stages"][0]["epochs"] = 1
+    folder = tmp_path / "nodes"
+    steps(folder, {**settings, "num_steps": 1}, 4, nodes=2)
+    shards = [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in range(4)]
+    assert all(shards)
+    read = [name for shard in shards for name in shard]
+    assert len(read) == len(set(read)) == 10
+
+
 @pytest.mark.slow
 def test_ranks_with_different_targets_are_refused(
     tmp_path: Path, rows: Path, tiny_folder: Path

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[1]
 ABSENT = ("hydra", "omegaconf", "datasets", "dlite.retrieval._native", "deepspeed", "wandb")
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 def test_the_gpu_script_runs_with_the_few_packages_that_it_asks_for(tmp_path: Path) -> None:
     """Neither Hydra, datasets nor the native extension may be needed."""

@@ -11,6 +11,7 @@ import pytest
 from test_memory import encode, words
 
 from dlite import retrieval
+from dlite.costs import CostTable
 from dlite.drafters.agentspec import AgentSpecDrafter, AgentSpecOptions
 from dlite.drafters.agspec import AgSpecDrafter, AgSpecOptions
 from dlite.drafters.copying import CopyDrafter, CopyOptions
@@ -18,6 +19,8 @@ from dlite.drafters.marks import Marks
 from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.drafters.structure import parse_structure
 from dlite.drafters.survival import SurvivalDrafter, SurvivalOptions
+from dlite.hybrid import Hybrid
+from dlite.planner import Planner
 from dlite.retrieval import Automaton, Frozen
 from dlite.survival import Prior, Survival, native_survival, shipped_prior
 from dlite.tokens import TokenBytes, TokenKind
@@ -63,6 +66,10 @@ def memory(options: MemoryOptions, native: bool) -> Memory:
 def survival(native: bool, **options: Any) -> SurvivalDrafter:
     chosen = SurvivalOptions(**options)
     return SurvivalDrafter(memory(chosen, native), chosen, shipped_prior())
+
+
+def hybrid(native: bool, **options: Any) -> Hybrid:
+    return Hybrid([survival(native)], Planner(CostTable.roofline(20, per_token=0.02), **options))
 
 
 def agspec(native: bool, **options: Any) -> AgSpecDrafter:
@@ -158,6 +165,8 @@ class World:
         (survival, {"threshold": 0.3, "live_rule": "vote", "static_rule": "majority"}),
         (survival, {"engine": "chain", "history": "call", "workspace_rule": "first"}),
         (survival, {"history": "blocks", "max_session_tokens": 300}),
+        (hybrid, {"guard": 0.0}),
+        (hybrid, {}),
         (agspec, {}),
         (agspec, {"delta": 0, "num_draft": 9, "history": "own"}),
         (sam, {}),

@@ -90,9 +90,9 @@ def check_python(flag: str, module: str, *arguments: str) -> None:
     elif module == "train.data":
         from dlite.config import parse
         from train.corpus_check import Check
+        from train.stored import Tokenize
 
-        assert arguments[0] == "check"
-        parse(Check, arguments[1:])
+        parse({"check": Check, "tokenize": Tokenize}[arguments[0]], arguments[1:])
     elif module.partition(".")[0] in {"train", "eval"}:
         from dlite.config import parse
 

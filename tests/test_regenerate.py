@@ -296,3 +296,12 @@ def test_bad_options_are_one_line(
     with pytest.raises(ValueError, match=named) as caught:
         regenerate(parse(Config, [f"prompts={prompts}", f"out={tmp_path / 'o'}", *options]))
     assert "\n" not in str(caught.value)
+
+
+def test_an_answer_file_that_cannot_be_made_is_refused_before_anything_is_loaded(
+    prompts: Path,
+) -> None:
+    """D3."""
+    options = ["target=no target at all", f"prompts={prompts}", f"out={prompts}/sub/answers.jsonl"]
+    with pytest.raises(ValueError, match=r"cannot make .*sub.*give another out="):
+        regenerate(parse(Config, options))

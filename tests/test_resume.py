@@ -152,6 +152,8 @@ def test_resume_from_torn_metrics_and_a_state_that_latest_does_not_name_yet(
 
 
 def test_the_last_states_and_the_best_draft_are_kept(settings: dict[str, Any]) -> None:
+    """R6: states are counted in optimizer steps, here of two micro-batches each."""
+    settings["optim"]["micro_batch_size"] = 1
     folder = train(settings, "whole", keep_states=3)
     states = sorted(p.name for p in (folder / "state").iterdir() if p.is_dir())
     assert states == ["only-0000028", "only-0000029", "only-0000030"]
@@ -179,41 +181,52 @@ from train.state import latest
 
 config = check(OmegaConf.create(json.loads(sys.argv[1])))
 state = Path(config.output) / config.name / "state"
-moment, kills, steps = random.Random(0), 0, set()
-while kills < 30:
+
+
+def half_written(since):
+    # what the last kill left behind is older
+    try:
+        return any(p.stat().st_ctime_ns > since for p in state.glob(".only-*.tmp"))
+    except FileNotFoundError:
+        return False
+
+
+moment, torn, steps = random.Random(0), 0, set()
+for _ in range(30):
+    began = time.time_ns()
     child = os.fork()  # imported once, so that each run starts fast
     if child == 0:
         train(config)
         os._exit(0)
-    while not any(state.glob(".*.tmp")):  # a state is being written
+    while not half_written(began):
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended by itself"
         time.sleep(0.0002)
-    time.sleep(moment.random() * 0.06)
+    time.sleep(moment.random() * 0.08)  # a save takes about 30 ms
     os.kill(child, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    kills += 1
+    torn += half_written(began)
     if found := latest(state):  # raises where it names a state that is not there
         steps.add(found[1].step)
-print(len(steps))
+print(json.dumps([torn, len(steps)]))
 """
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 def test_kill_9_thirty_times_while_saving_still_ends_in_the_same_weights(
     settings: dict[str, Any],
 ) -> None:
-    settings |= {"stages": [{**settings["stages"][0], "epochs": 14}], "keep_states": 1}
+    settings |= {"stages": [{**settings["stages"][0], "epochs": 16}], "keep_states": 1}
     whole = train(settings, "whole")
     command = [sys.executable, "-c", KILLER, json.dumps({**settings, "name": "killed"})]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) > 5, "the kills must fall on many states"
+    torn, states = json.loads(done.stdout.splitlines()[-1])
+    print(f"{torn} of 30 kills left a half-written state, {states} states were resumed")
+    assert torn > 5 and states > 5
     assert_same_run(train(settings, "killed"), whole)
 
 
-@pytest.mark.xfail(run=False, reason="not seen to pass yet: docs/training_at_scale.md")
 @pytest.mark.slow
 def test_resume_of_two_processes_and_by_another_number_of_them(
     settings: dict[str, Any], tmp_path: Path
@@ -225,7 +238,7 @@ def test_resume_of_two_processes_and_by_another_number_of_them(
     for name in ("whole", "cut"):
         (tmp_path / f"{name}.json").write_text(json.dumps({**settings, "name": name}))
     launch(2, [*worker, str(tmp_path / "whole.json")])
-    launch(2, [*worker, str(tmp_path / "cut.json"), "1"])  # SIGTERM to rank 1 in step 1
+    launch(2, [*worker, str(tmp_path / "cut.json"), "only 1"])  # SIGTERM to rank 1 in step 1
     found = latest(tmp_path / "cut" / "state")
     assert found is not None and found[1].step == 2
     subprocess.run(["cp", "-r", tmp_path / "cut", tmp_path / "alone"], check=True)

@@ -308,14 +308,38 @@ def test_bad_configurations_name_the_key(
         configure(settings, **changes)
 
 
-@pytest.mark.parametrize("override", ["model.nonsense=1", "seed=many", "optim.batch_size=x"])
+@pytest.mark.parametrize("key", ["output", "data.cache"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_target_is_loaded(
+    settings: dict[str, Any], tmp_path: Path, key: str
+) -> None:
+    """D3."""
+    (tmp_path / "file").write_text("")
+    config = configure(settings)
+    config.target.name, config.data.states = "no target at all", "cache"
+    closed = str(tmp_path / "file" / "deep" / "runs")
+    if key == "output":
+        config.output = closed
+    else:
+        config.data.cache = closed
+    with pytest.raises(ValueError, match=rf"cannot make .*file/deep.*give another {key}="):
+        program.train(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.nonsense=1", "unknown key 'model.nonsense'; known keys are num_hidden_layers, "),
+        ("seed=many", "Value 'many' of type 'str' could not be converted to Integer"),
+        ("optim.batch_size=x", "Value 'x' of type 'str' could not be converted to Integer"),
+    ],
+)
 def test_bad_arguments_are_one_line_on_the_command_line(
-    override: str, capsys: pytest.CaptureFixture[str]
+    override: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert program.main([override]) == 2
     error = capsys.readouterr().err.strip()
     assert error.startswith("error: ") and "\n" not in error
-    assert override.split("=")[0].split(".")[-1] in error
+    assert override.split("=")[0].split(".")[-1] in error and words in error
 
 
 @pytest.mark.parametrize("file", sorted(Path("configs/experiment").glob("*.yaml")))

@@ -12,9 +12,11 @@ import torch
 from conftest import TINY_DRAFT, save_tiny_llama
 
 from dlite import checkpoint
+from dlite.decode import decode
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
+from dlite.types import Request
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -79,6 +81,14 @@ def plain(target: TargetModel, prompts: list[list[int]]) -> list[list[int]]:
     return outputs
 
 
+def test_cached_decoding_works_with_the_transformers_that_vllm_takes(
+    target: TargetModel, prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    """Older ones know our cache by another name, and ignored it."""
+    requests = [Request(f"r{i}", ids, NEW_TOKENS) for i, ids in enumerate(prompts)]
+    assert [done.tokens for done in decode(target, requests, None).completions] == plain
+
+
 @pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
 def test_preempted_and_chunked_requests_get_the_targets_own_tokens(
     served: Engine, prompts: list[list[int]], plain: list[list[int]], drafter: str
@@ -138,6 +148,26 @@ def test_near_the_longest_sequence_drafts_go_on_and_fit(served: Engine) -> None:
     assert outputs == plain
     assert len(outputs[0]) == 16
     assert sum(drafted for drafted, _ in rounds[1]) > 0
+
+
+def test_nothing_is_left_of_a_session_behind_its_last_call(
+    served: Engine, prompts: list[list[int]]
+) -> None:
+    from vllm import SamplingParams
+
+    memories = served.calls.drafters["agentspec"].memories
+    kept = []
+    for end in (0, 1):
+        extra = {"dlite_drafter": "agentspec", "dlite_session_end": end}
+        asked = [
+            SamplingParams(max_tokens=8, extra_args={**extra, "dlite_session_id": f"s{i}"})
+            for i in range(10)
+        ]
+        given = [{"prompt_token_ids": prompt} for prompt in prompts[:10]]
+        served.llm.generate(given, asked, use_tqdm=False)
+        served.generate([[5]], "none", max_tokens=1)  # the end of a call shows in the next step
+        kept.append(sum(memory.num_tokens for memory in memories))
+    assert kept[0] > 0 == kept[1]
 
 
 @pytest.mark.parametrize(

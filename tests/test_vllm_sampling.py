@@ -1,5 +1,6 @@
 """Sampling through vLLM's rejection sampler: tokens 2 and 3 come from verified drafts, and their
-joint distribution with the first is the target's own."""
+joint distribution with the first is the target's own. 20,000 requests each, greedy ones among them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 from conftest import TINY_DRAFT, save_tiny_llama
 
 from dlite import checkpoint
+from dlite.costs import CostTable
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.sampling import warp
@@ -24,9 +26,22 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/set
 
 from vllm_engine import Engine, engine
 
-SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
-DRAFT = {**TINY_DRAFT, "hidden_size": 128, "head_dim": 32, "num_hidden_layers": 1}
-REPEATED = [7, 8, 9, 11, 7, 8, 9, 12, 7, 8]  # so that ngram drafts
+# So few tokens that drafts of an untrained model are accepted now and then.
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 24,
+}
+DRAFT = {
+    **TINY_DRAFT,
+    "hidden_size": 128,
+    "head_dim": 32,
+    "num_hidden_layers": 1,
+    "vocab_size": 24,
+}
+NUM_REQUESTS = 20_000
+PROMPT = list(range(2, 24))  # every token, so that ngram always drafts
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +64,11 @@ def served(target: TargetModel) -> Iterator[Engine]:
         max_model_len=64,
         max_num_seqs=128,
     ) as it:
+        # A planner that always drafts: verifying costs nothing.
+        it.runner.step_times = None
+        it.runner.drafter.planner.costs = CostTable(
+            batch_sizes=[1], num_tokens=[1, 4096], seconds=[[1.0, 1.001]]
+        )
         yield it
 
 
@@ -90,10 +110,12 @@ def p_value(expected: dict[Any, float], outputs: list[list[int]]) -> float:
     ("drafter", "sampling"),
     [
         ("dlite", {"top_k": 4}),
-        ("dlite", {"top_p": 0.3}),
-        ("ngram", {"top_k": 4}),
+        ("dlite", {"top_p": 0.6}),
+        ("dlite", {"top_k": 6, "top_p": 0.7}),
         ("dlite", {"top_k": 4, "seeded": True}),
+        ("ngram", {"top_k": 4}),
         ("hybrid", {"top_k": 4}),
+        ("hybrid", {"top_p": 0.6, "seeded": True}),
     ],
 )
 def test_served_tokens_follow_the_target(
@@ -103,12 +125,12 @@ def test_served_tokens_follow_the_target(
     drafts that are no draws."""
     from vllm import SamplingParams
 
-    sampling, number = dict(sampling), 3000
+    sampling, number = dict(sampling), NUM_REQUESTS
     seeded = sampling.pop("seeded", False)
     asked = [
         SamplingParams(
             temperature=0.8,
-            max_tokens=3,
+            max_tokens=4,  # so that two drafts are verified behind the first token
             seed=i if seeded else None,
             extra_args={"dlite_drafter": drafter},
             **sampling,
@@ -116,10 +138,13 @@ def test_served_tokens_follow_the_target(
         for i in range(number)
     ]
     for i in range(0, number, 7):  # greedy ones among them
-        asked[i] = SamplingParams(temperature=0.0, max_tokens=3)
-    done = served.llm.generate([{"prompt_token_ids": REPEATED}] * number, asked, use_tqdm=False)
-    outputs = [list(o.outputs[0].token_ids) for i, o in enumerate(done) if i % 7]
-    expected = distribution(target, REPEATED, Sampling(0.8, **sampling))
+        asked[i] = SamplingParams(temperature=0.0, max_tokens=4)
+    before = served.drafted_and_accepted()
+    done = served.llm.generate([{"prompt_token_ids": PROMPT}] * number, asked, use_tqdm=False)
+    drafted, accepted = (b - a for a, b in zip(before, served.drafted_and_accepted(), strict=True))
+    assert accepted > number / 100 and drafted - accepted > number / 100
+    outputs = [list(o.outputs[0].token_ids)[:3] for i, o in enumerate(done) if i % 7]
+    expected = distribution(target, PROMPT, Sampling(0.8, **sampling))
     assert math.isclose(sum(expected.values()), 1.0, abs_tol=0.01)
     assert p_value(expected, outputs) > 1e-3
     assert len({tuple(o.outputs[0].token_ids) for o in done[::7]}) == 1
@@ -129,6 +154,6 @@ def test_a_seed_repeats_its_answer(served: Engine) -> None:
     from vllm import SamplingParams
 
     asked = [SamplingParams(temperature=1.0, max_tokens=12, seed=5) for _ in range(3)]
-    prompts = [{"prompt_token_ids": REPEATED}] * 3
+    prompts = [{"prompt_token_ids": PROMPT}] * 3
     done = [served.llm.generate(prompts[:1], one, use_tqdm=False) for one in asked]
     assert len({tuple(out[0].outputs[0].token_ids) for out in done}) == 1

@@ -18,10 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answer_runs import read
 from conftest import save_tiny_llama
+from test_regenerate import KILLER, ROOT
 
 from dlite import serve
 from dlite.client import extra_body
+from dlite.config import parse
+from eval.serving import Ask, Endpoint
+from eval.throughput import Config, measure, rows
+from train import regenerate
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: bash scripts/setup.sh vllm")
 
@@ -145,11 +151,27 @@ def test_load_with_aborts_and_errors_changes_no_answer_and_leaks_nothing(server:
         return "same" if answer == plain[prompt] else "differs"
 
     with ThreadPoolExecutor(32) as pool:
-        results = list(pool.map(one, range(150)))
+        results = list(pool.map(one, range(200)))
         early = server.resident_bytes()
-        results += list(pool.map(one, range(150, 400)))
+        results += list(pool.map(one, range(200, 1000)))
     assert set(results) == {"same", "refused", "aborted"}
-    assert server.resident_bytes() < 1.05 * early
+    assert results.count("aborted") > 150 and results.count("refused") > 30
+    assert server.resident_bytes() < 1.03 * early
+
+
+def test_no_drafter_profits_from_prompts_that_another_one_read(server: Server) -> None:
+    words = " ".join(random.Random(1).choices(WORDS, k=120))
+    chains = [[Ask("one", [{"role": "user", "content": words}])]]
+    config = Config(target="", suite=[], out="", drafter=["sam"], max_new_tokens=16)
+    where = {
+        "plain": Endpoint(server.url, server.model, "none"),
+        "sam": Endpoint(server.url, server.model, "sam"),
+    }
+    runs = measure(where, chains, 1, config)
+    for run in runs.values():
+        assert run.counted["vllm:prompt_tokens_total"] > 2 * 128  # two answers, over a block each
+        assert run.counted["vllm:prefix_cache_hits_total"] == 0
+    assert [row.identical_share for row in rows("", 1, runs)] == [1.0, 1.0]
 
 
 def test_counters_are_there_and_nothing_of_a_request_is(server: Server) -> None:
@@ -159,3 +181,20 @@ def test_counters_are_there_and_nothing_of_a_request_is(server: Server) -> None:
     assert "dlite:draft_seconds_total" in metrics
     assert "vllm:spec_decode_num_draft_tokens_total" in metrics
     assert SECRET not in metrics and SECRET not in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_two_thousand_answers_survive_five_kills(server: Server, tmp_path: Path) -> None:
+    """R5, kill -9 of the client: its 2,000 rows are the 2,000 prompts."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    names = [f"p{i}" for i in range(2000)]
+    prompts.write_text("".join(json.dumps({"id": n, "prompt": n}) + "\n" for n in names))
+    options = [f"server={server.url}/v1", f"model={server.model}", f"prompts={prompts}"]
+    options += [f"out={out}", "max_new_tokens=16", "concurrency=16"]
+    killer = KILLER.replace("(1, 9, 20, 33, 45)", "(1, 300, 777, 1200, 1800)")
+    subprocess.run([sys.executable, "-c", killer, *options], cwd=ROOT, check=True)
+    assert 1800 <= len(read(out)) < 2000
+    regenerate.regenerate(parse(regenerate.Config, options))
+    rows = read(out)
+    assert sorted(row["id"] for row in rows) == sorted(names)
+    assert all(0 < len(row["answer_ids"]) <= 16 for row in rows)

@@ -32,12 +32,17 @@ class Done:
 
 
 def steps(
-    folder: Path, settings: dict[str, Any], world: int, environment: dict[str, str] | None = None
+    folder: Path,
+    settings: dict[str, Any],
+    world: int,
+    environment: dict[str, str] | None = None,
+    *,
+    nodes: int = 1,
 ) -> Done:
-    """Runs five steps in `world` fresh processes."""
+    """Runs five steps, or settings["num_steps"], in `world` fresh processes."""
     folder.mkdir()
     (folder / "job.json").write_text(json.dumps(settings))
-    launch(world, [__file__, str(folder)], environment=environment)
+    launch(world, [__file__, str(folder)], nodes=nodes, environment=environment)
     done = json.loads((folder / "done.json").read_text())
     return Done(**done, weights=load_file(folder / "weights.safetensors"))
 
@@ -47,16 +52,20 @@ def launch(
     command: list[str],
     *,
     check: bool = True,
+    nodes: int = 1,
     environment: dict[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """`python COMMAND` as `world` ranks, started as a launcher starts them; waits for all."""
+    """`python COMMAND` as `world` ranks, started as launchers start them on `nodes` nodes; waits
+    for all."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     ranks = []
     for rank in range(world):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        node, local = divmod(rank, world // nodes)
+        place = {"RANK": rank, "LOCAL_RANK": local, "GROUP_RANK": node, "WORLD_SIZE": world}
+        place |= {"LOCAL_WORLD_SIZE": world // nodes}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         own = {k: str(v) for k, v in place.items()} if world > 1 else {}
         ranks.append(
@@ -87,15 +96,19 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     if job.pop("own_folders", False):
         os.chdir(folder / f"rank{os.environ['RANK']}")
+    num_steps = job.pop("num_steps", 5)
+    num_steps = job.pop("num_steps", 5)
     if job["target"].get("dtype") == "float64":
         torch.set_default_dtype(torch.float64)  # the trainee's weights too
     config = check(OmegaConf.create(job))  # pyright: ignore[reportArgumentType]
     run = Run(config)
-    run.folder.mkdir(parents=True, exist_ok=True)
     stage = run.build(config.stages[0])
     data = Data(run.train, run.held_out, LiveStates(run.target, run.layer_ids()))
     fit = Fit(stage, data, run.target, config, run.accelerator, run.folder)
-    done = [fit.step(i) for i in range(5)]
+    parts = [part for step in range(fit.num_steps) for part in fit.parts(step)]
+    seen = [sample.id for part in parts if not part.silent for sample in part.samples]
+    (folder / f"seen-{fit.rank}.json").write_text(json.dumps(seen))
+    done = [fit.step(i) for i in range(num_steps)]
     fit.evaluate(0)
     weights = whole_weights(run.accelerator, stage.model)
     if run.accelerator.is_main_process:
@@ -106,8 +119,8 @@ def main(folder: Path) -> None:
     run.accelerator.end_training()
 
 
-def whole_run(settings: Path, sigterm_at: int | None) -> None:
-    """A whole run; rank 1 sends itself SIGTERM in the step given."""
+def whole_run(settings: Path, sigterm_at: str | None) -> None:
+    """A whole run; rank 1 sends itself SIGTERM in the step given, as in "stage 3"."""
     from train import run as program
     from train.config import check
     from train.loop import Fit
@@ -117,7 +130,7 @@ def whole_run(settings: Path, sigterm_at: int | None) -> None:
     original = Fit.step
 
     def interrupted(self: Fit, step: int) -> Step:
-        if step == sigterm_at and self.rank == 1:
+        if f"{self.stage.config.name} {step}" == sigterm_at and self.rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, step)
 
@@ -126,11 +139,12 @@ def whole_run(settings: Path, sigterm_at: int | None) -> None:
         program.train(check(OmegaConf.create(json.loads(settings.read_text()))))  # pyright: ignore
     except Interrupted:
         assert sigterm_at is not None
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--run":
-        whole_run(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
+        whole_run(Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)
     else:
         main(Path(sys.argv[1]))

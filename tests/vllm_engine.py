@@ -74,6 +74,10 @@ class Engine:
     def metric(self, name: str) -> float:
         return sum(m.value for m in self.llm.get_metrics() if m.name == f"vllm:{name}")
 
+    def drafted_and_accepted(self) -> tuple[float, float]:
+        names = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
+        return self.metric(names[0]), self.metric(names[1])
+
 
 @contextmanager
 def engine(

@@ -20,7 +20,6 @@ class AnswerFile:
     def __init__(self, path: str | Path, settings: dict[str, Any], *, overwrite: bool) -> None:
         self.path = Path(path)
         self.settings_path = self.path.with_name(f"{self.path.name}.settings.json")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,11 +28,12 @@ class Batch:
     labels: Labels
 
 
-def order(num_samples: int, seed: int, epoch: int) -> list[int]:
+@lru_cache(maxsize=1)  # every step asks, and two million indices take a second
+def order(num_samples: int, seed: int, epoch: int) -> tuple[int, ...]:
     """The order of an epoch: a function of (seed, epoch) alone."""
     indices = list(range(num_samples))
     random.Random(f"order {seed} {epoch}").shuffle(indices)
-    return indices
+    return tuple(indices)
 
 
 def num_steps_per_epoch(num_samples: int, batch_size: int) -> int:

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from dlite.files import write_atomically
 from dlite.target import TargetModel
 from train.batches import label_rows
 from train.data import Sample, anchors
-from train.state import write_atomically
 from train.states import log_normalisers
 
 MANIFEST = "manifest.json"

@@ -69,7 +69,7 @@ class StageConfig:
 
 @dataclass
 class DataConfig:
-    train: list[str] = MISSING  # files or hub ids
+    train: list[str] = MISSING  # files, hub ids, or the folder of `train.data tokenize`
     limit: int | None = None  # rows read of `train`; None: all
     eval_samples: int = 32  # held out of `train`, by a hash of their ids
     max_length: int = 4096

@@ -6,14 +6,11 @@ import hashlib
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
-from torch import Tensor
 
 from train.rows import Rejected, chat, prompt, read_rows, reasons, row_id
 from train.supervision import Masked, render, supervise
@@ -53,40 +50,73 @@ def load_samples(
     sequences are cut to `max_length` (None: the target's). The first `limit` rows are read. Raises
     ValueError when no sample is left, and for answers made with other `template_kwargs`.
     """
-    longest = min(max_length or target.max_length, target.max_length)
-    samples: list[Sample] = []
+    samples, rejected = read_samples(
+        sources,
+        target,
+        max_length=max_length,
+        last_turn_only=last_turn_only,
+        template_kwargs=template_kwargs,
+        split=split,
+        limit=limit,
+    )
+    corpus = Corpus(list(samples), rejected)
+    report(sources, len(corpus.samples), rejected)
+    return corpus
+
+
+def read_samples(
+    sources: str | Path | Sequence[str | Path],
+    target: TargetModel,
+    *,
+    max_length: int | None,
+    last_turn_only: bool,
+    template_kwargs: dict[str, Any] | None,
+    split: str = "train",
+    limit: int | None = None,
+) -> tuple[Iterator[Sample], Counter[str]]:
+    """As `load_samples`, one by one; the rejected rows are counted as they are met."""
     rejected: Counter[str] = Counter()
-    seen: set[str] = set()
-    for row in islice(read_rows(sources, rejected, split=split), limit):
-        name = row_id(row)
-        try:
-            if name in seen:
-                raise Rejected("its id was there before")
-            masked = _masked(row, target, template_kwargs or {}, last_turn_only)
-            cut = [(ids[:longest], mask[:longest]) for ids, mask in masked]
-            cut = [(ids, mask) for ids, mask in cut if _candidates(mask)]
-            if not cut:
-                raise Rejected(_why_no_anchor([mask for _, mask in masked], longest))
-        except Rejected as reason:
-            rejected[str(reason)] += 1
-            continue
-        seen.add(name)
-        ids = [name] if len(cut) == 1 else [f"{name}#{k}" for k in range(len(cut))]
-        samples += [Sample(i, *sequence) for i, sequence in zip(ids, cut, strict=True)]
-    _report(sources, samples, rejected)
-    return Corpus(samples, rejected)
+
+    def samples() -> Iterator[Sample]:
+        longest = min(max_length or target.max_length, target.max_length)
+        seen: set[str] = set()
+        for row in islice(read_rows(sources, rejected, split=split), limit):
+            name = row_id(row)
+            try:
+                if name in seen:
+                    raise Rejected("its id was there before")
+                masked = _masked(row, target, template_kwargs or {}, last_turn_only)
+                cut = [(ids[:longest], mask[:longest]) for ids, mask in masked]
+                cut = [(ids, mask) for ids, mask in cut if _candidates(mask)]
+                if not cut:
+                    raise Rejected(_why_no_anchor([mask for _, mask in masked], longest))
+            except Rejected as reason:
+                rejected[str(reason)] += 1
+                continue
+            seen.add(name)
+            names = [name] if len(cut) == 1 else [f"{name}#{k}" for k in range(len(cut))]
+            for one, sequence in zip(names, cut, strict=True):
+                yield Sample(one, *sequence)
+
+    return samples(), rejected
 
 
 def main(argv: list[str]) -> None:
-    """`python -m train.data check target=... data=...`"""
+    """`python -m train.data check|tokenize target=... data=...`"""
     from dlite import config
     from train.corpus_check import Check, check
+    from train.stored import Tokenize, tokenize
 
-    if argv[:1] != ["check"]:
-        print("usage: python -m train.data check target=NAME data=FILE,...", file=sys.stderr)
-        sys.exit(2)
     sys.argv = argv
-    config.run(Check, check)
+    if argv[:1] == ["check"]:
+        config.run(Check, check)
+    elif argv[:1] == ["tokenize"]:
+        config.run(Tokenize, tokenize)
+    else:
+        print(
+            "usage: python -m train.data check|tokenize target=NAME data=FILE,...", file=sys.stderr
+        )
+        sys.exit(2)
 
 
 def anchors(
@@ -105,30 +135,6 @@ def anchors(
     rng = random.Random(int.from_bytes(key, "big"))
     ranked = sorted((rng.random(), a) for a in valid)
     return sorted(a for _, a in ranked[:limit])
-
-
-def token_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
-    """How often each id is a label, int64 [V]: what a pruned draft vocabulary is chosen by."""
-    counts_V = torch.zeros(vocab_size, dtype=torch.int64)
-    for sample in samples:
-        ids = torch.tensor(sample.input_ids, dtype=torch.int64)
-        counts_V += ids[torch.tensor(sample.loss_mask)].bincount(minlength=vocab_size)
-    return counts_V
-
-
-def check_mask_id(mask_id: int, samples: Iterable[Sample], target: TargetModel) -> None:
-    """Raises ValueError for a placeholder id that is pad, an end token, or in the data."""
-    remedy = "choose an id that no text has, or mask_token_id=null (a learned placeholder)"
-    if not 0 <= mask_id < target.vocab_size:
-        raise ValueError(
-            f"mask_token_id {mask_id} is outside the target's {target.vocab_size} ids; {remedy}"
-        )
-    if mask_id == target.pad_id or mask_id in target.eos_ids:
-        kind = "an end token" if mask_id in target.eos_ids else "the padding id"
-        raise ValueError(f"mask_token_id {mask_id} is {kind} of the target; {remedy}")
-    for sample in samples:
-        if mask_id in sample.input_ids:
-            raise ValueError(f"mask_token_id {mask_id} occurs in sample {sample.id!r}; {remedy}")
 
 
 def _masked(
@@ -205,15 +211,16 @@ def _why_no_anchor(masks: list[list[bool]], longest: int) -> str:
     return "no two supervised tokens in a row"
 
 
-def _report(sources: object, samples: list[Sample], rejected: Counter[str]) -> None:
+def report(sources: object, num_samples: int, rejected: Counter[str]) -> None:
+    """Says how many samples there are; raises ValueError when there is none."""
     summary = f"{rejected.total()} rows rejected: {reasons(rejected)}"
-    if not samples:
+    if not num_samples:
         cause = summary if rejected else "it holds no rows"
         raise ValueError(
             f"no training samples in {sources} ({cause}); a row needs messages with an answer, "
             "or input_ids with a loss_mask"
         )
-    print(f"{len(samples)} samples from {sources}; {summary}", file=sys.stderr)
+    print(f"{num_samples} samples from {sources}; {summary}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,13 @@ def _deepspeed_on_cpu() -> None:
 
 
 def _complete_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
-    """Our loop sets micro-batches, their number and the clipping; a config file cannot know."""
+    """Our loop sets micro-batches, their number and the clipping; a config file cannot know.
+
+    Only the trainee is split: told of ZeRO-3, transformers would load the target in splinters, too,
+    with an embedding and a head of no rows.
+    """
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
     plugin = accelerator.deepspeed_plugin
     assert plugin is not None
     plugin.deepspeed_config |= {
@@ -66,6 +72,7 @@ def _complete_deepspeed(accelerator: Accelerator, config: TrainConfig) -> None:
         "gradient_clipping": config.optim.clip,
         "steps_per_print": 10**9,
     }
+    unset_hf_deepspeed_config()
 
 
 def check_launch(accelerator: Accelerator, world: int, *, deepspeed: bool) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dlite.files import write_atomically
 from dlite.model.config import DraftConfig
 from dlite.target import TargetModel
 from train.batches import num_steps_per_epoch, step_samples
@@ -21,7 +22,6 @@ from train.estimate import Load, Memory, TargetSizes, flops, memory, parameters
 from train.loop import Data, Fit
 from train.packing import deal
 from train.stages import draft_config
-from train.state import write_atomically
 from train.states import LiveStates
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def largest_load(run: Run) -> tuple[Load, int]:
 def measured_plan(run: Run) -> Plan:
     """Times two real steps of every stage (a teacher or warm start is replaced by random weights:
     the cost is the same) on live states."""
-    samples = [*run.train, *run.held_out]
+    num_samples = len(run.train) + len(run.held_out)
     load, in_load = largest_load(run)
     planner = Planner(run.config, run.target, run.draft, load, run.accelerator.num_processes)
     planner.samples_in_load = in_load
@@ -167,10 +167,10 @@ def measured_plan(run: Run) -> Plan:
         began = time.perf_counter()
         fit.step(1)
         stages.append(planner.stage(config, len(run.train), time.perf_counter() - began))
-    tokens = sum(len(s.input_ids) for s in samples)
+    tokens = sum(len(s.input_ids) for part in (run.train, run.held_out) for s in part)
     in_memory = run.config.data.states == "memory"
     states = tokens * len(run.layer_ids()) * run.target.hidden_size * 4 if in_memory else 0
-    return _sum(planner, stages, len(samples), tokens, states, from_weights=True)
+    return _sum(planner, stages, num_samples, tokens, states, from_weights=True)
 
 
 def outlined_plan(config: TrainConfig) -> Plan:

@@ -8,8 +8,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dlite.files import write_atomically
 from train.config import StageConfig, TrainConfig
-from train.state import Position, write_atomically
+from train.state import Position
 
 
 def keep_metrics_up_to(folder: Path, stages: list[StageConfig], position: Position | None) -> None:

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from dlite import config as arguments
 from dlite.decode import decode
 from dlite.drafters.ngram import NgramDrafter
+from dlite.files import writable
 from dlite.target import TargetModel
 from dlite.types import Request, Sampling
 from train.answers import AnswerFile
@@ -166,6 +167,7 @@ def load_prompts(config: Config, rejected: Counter[str]) -> dict[str, Chat]:
 
 def regenerate(config: Config) -> None:
     rejected: Counter[str] = Counter()
+    writable(config.file.parent, "out")
     chats = load_prompts(config, rejected)
     target = None
     if config.target:
@@ -177,8 +179,7 @@ def regenerate(config: Config) -> None:
     try:
         if config.server:
             _ask_server(config, target, todo, progress)
-        else:
-            assert target is not None
+        elif target is not None:
             _ask_target(config, target, todo, progress)
     finally:
         progress.close()

@@ -5,11 +5,11 @@ The same program under `accelerate launch -m train.run` uses several processes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import sys
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ import torch
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 import dlite.checkpoint
+from dlite.files import writable
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import DraftModel
 from dlite.target import TargetModel
@@ -28,7 +29,8 @@ from dlite.weights import read_tensors, warm_start
 from train import cache, distributed
 from train.cache import CachedStates
 from train.config import StageConfig, TrainConfig, check
-from train.data import Sample, load_samples, token_counts
+from train.counts import token_counts
+from train.data import Sample, load_samples
 from train.loop import Data, Fit, num_steps
 from train.plan import measured_plan, outlined_plan, print_plan
 from train.record import as_json, check_same_run, keep_metrics_up_to, read_metrics
@@ -36,6 +38,7 @@ from train.signals import Interrupted, Stop
 from train.stages import Stage, build_model, compile_mlps, draft_config
 from train.state import Position, latest
 from train.states import LiveStates, MemoryStates, States
+from train.stored import digest_of, made_with, split, stored
 
 CONFIGS = str(Path(__file__).resolve().parent.parent / "configs")
 
@@ -45,27 +48,38 @@ class Run:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self.folder = Path(config.output) / config.name
+        self.folder = writable(Path(config.output) / config.name, "output")
+        if config.data.states == "cache":
+            writable(Path(config.data.cache).parent, "data.cache")
         self.accelerator = distributed.start(config, self.folder)
         self.target = TargetModel.load(
             config.target.name, dtype=config.target.dtype, device=str(self.accelerator.device)
         )
-        samples = load_samples(
-            config.data.train,
-            self.target,
-            max_length=config.data.max_length,
-            last_turn_only=config.data.last_turn_only,
-            template_kwargs=config.target.template_kwargs,
-            limit=config.data.limit,
-        ).samples
+        samples = self.samples()
         self.train, self.held_out = split(samples, config.data.eval_samples)
+        self.digest = digest_of(samples)
         distributed.check_same_everywhere(
             self.accelerator,
             "the target, the data or the configuration",
-            {**self.target.fingerprint(), "data": _hash(samples), "settings": as_json(config)},
+            {**self.target.fingerprint(), "data": self.digest, "settings": as_json(config)},
         )
         self.draft = draft_config(self.target, config.model, self.train)
         self.counts_V = token_counts(self.train, self.target.vocab_size)
+
+    def samples(self) -> Sequence[Sample]:
+        data, kwargs = self.config.data, self.config.target.template_kwargs
+        found = stored(data.train)
+        if found is not None:
+            found.check(made_with(self.target, data, kwargs))
+            return found
+        return load_samples(
+            data.train,
+            self.target,
+            max_length=data.max_length,
+            last_turn_only=data.last_turn_only,
+            template_kwargs=kwargs,
+            limit=data.limit,
+        ).samples
 
     def stage_config(self, stage: StageConfig) -> DraftConfig:
         return replace(self.draft, context=stage.context)  # type: ignore[arg-type]
@@ -93,7 +107,7 @@ class Run:
         layout = cache.Layout(
             weights=prints["weights"],
             tokenizer=prints["tokenizer"],
-            samples=_hash([*self.train, *self.held_out]),
+            samples=f"{self.digest} {len(self.held_out)}",
             template_kwargs=json.dumps(dict(self.config.target.template_kwargs), sort_keys=True),
             tap_ids=self.draft.tap_ids,
             history_ids=self.draft.history_layer_ids if reads_history else (),
@@ -180,23 +194,11 @@ class Run:
         dlite.checkpoint.save(stage.model, folder, target=self.target, training=summary)
 
 
-def split(samples: list[Sample], num_held_out: int) -> tuple[list[Sample], list[Sample]]:
-    """Held-out samples, chosen by their ids alone, and the others."""
-    ranked = sorted(samples, key=lambda s: hashlib.sha256(s.id.encode()).hexdigest())
-    if num_held_out >= len(samples):
-        raise ValueError(
-            f"data.eval_samples is {num_held_out} of {len(samples)} samples; leave some to train on"
-        )
-    held_out = {s.id for s in ranked[:num_held_out]}
-    return [s for s in samples if s.id not in held_out], [s for s in samples if s.id in held_out]
-
-
 def train(config: TrainConfig) -> None:
     if config.run == "plan" and config.plan.samples:
         print_plan(outlined_plan(config), config, Path(config.output) / config.name)
         return
     run = Run(config)
-    run.folder.mkdir(parents=True, exist_ok=True)
     if config.run == "plan":
         print_plan(measured_plan(run), config, run.folder)
         return
@@ -253,13 +255,6 @@ def fit_stage(
     return trained
 
 
-def _hash(samples: list[Sample]) -> str:
-    digest = hashlib.sha256()
-    for sample in samples:
-        digest.update(f"{sample.id} {sample.input_ids} {sample.loss_mask}".encode())
-    return digest.hexdigest()[:16]
-
-
 def main(argv: list[str]) -> int:
     """One run, or with `--multirun` Hydra's sweep over comma-separated values."""
     if {"-m", "--multirun"} & set(argv):
@@ -270,12 +265,22 @@ def main(argv: list[str]) -> int:
             composed = hydra.compose("train", argv)
         _run(composed)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {_reason(error)}", file=sys.stderr)
         return 2
     except Interrupted as signal:
         print(signal, file=sys.stderr)
         return 128 + signal.number
     return 0
+
+
+def _reason(error: Exception) -> str:
+    """One line. Hydra's advice on an unknown key, to add it, would only bring another error."""
+    cause = error.__cause__
+    if isinstance(cause, ConfigAttributeError) and is_dataclass(cause.object_type):
+        known = ", ".join(field.name for field in fields(cause.object_type))
+        return f"unknown key {cause.full_key!r}; known keys are {known}"
+    why = f": {str(cause).splitlines()[0]}" if isinstance(cause, OmegaConfBaseException) else ""
+    return " ".join(str(error).split()) + why
 
 
 def _run(composed: DictConfig) -> None:

@@ -15,7 +15,8 @@ from dlite.model.vocab import vocab_maps
 from dlite.target import TargetModel
 from train.batches import Batch
 from train.config import ModelConfig, StageConfig
-from train.data import Sample, check_mask_id, token_counts
+from train.counts import check_mask_id, token_counts
+from train.data import Sample
 
 LABEL_ROWS = 512  # rows of full-vocabulary logits alive at once where labels are the argmax
 

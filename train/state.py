@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from dlite.files import write_atomically
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -87,7 +89,8 @@ def save_state(trained: Trained, folder: Path, position: Position, keep: int) ->
     temporary = folder / f".{name}.tmp"
     accelerator.wait_for_everyone()  # nobody moves `latest` before all have read it
     if accelerator.is_main_process:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for leftover in folder.glob(".*"):  # half-written or half-removed when a run was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir(parents=True)
     accelerator.wait_for_everyone()
     trained.write(temporary)
@@ -105,7 +108,7 @@ def _publish(temporary: Path, final: Path, keep: int) -> None:
     os.replace(temporary, final)
     write_atomically(folder / "latest", final.name)
     states = [p for p in folder.iterdir() if (p / "position.json").exists()]
-    for old in sorted(states, key=lambda p: p.stat().st_mtime)[:-keep]:
+    for old in sorted(states, key=lambda p: (p == final, p.stat().st_mtime))[:-keep]:
         doomed = old.with_name(f".{old.name}.old")
         os.replace(old, doomed)
         shutil.rmtree(doomed)
@@ -123,9 +126,3 @@ def latest(folder: Path) -> tuple[Path, Position] | None:
             "it, or delete it to start over"
         )
     return path, Position(**json.loads((path / "position.json").read_text()))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from dlite.types import Draft, Request, SessionKey, Verdict, View
@@ -35,6 +36,17 @@ class Drafter(Protocol):
 
     def close(self, session: SessionKey) -> None:
         """Destroys the session's private corpora."""
+        ...
+
+
+@runtime_checkable
+class PlansAlone(Protocol):
+    """A drafter that needs no other's drafts to have its own cut by a planner."""
+
+    def propose_within(
+        self, views: list[View], seconds_N: np.ndarray, guard: float
+    ) -> list[Draft] | None:
+        """`propose`, cut as `dlite.slots.plan` would; None: the planner has to do it."""
         ...
 
 

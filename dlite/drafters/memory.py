@@ -8,66 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlite import retrieval
 from dlite.drafters.call import Call
-from dlite.drafters.emission import DEFAULT_FORMS, check_forms
+from dlite.drafters.memory_options import ENGINES, RULES, MemoryOptions
 from dlite.drafters.reader import NATIVE
 from dlite.drafters.session import Session
-from dlite.drafters.workspace import SECRET_FILES, Encode, Workspace
+from dlite.drafters.workspace import Encode, Workspace
 from dlite.retrieval import base
-from dlite.retrieval.base import Continuation, Index, Rule, Source
-from dlite.retrieval.suffix_tree import SuffixTree
+from dlite.retrieval.base import Continuation
 from dlite.types import Draft, Evidence, Request, SessionKey, SourceClass, Verdict, View
 
 if TYPE_CHECKING:
     from dlite.tokens import TokenBytes
-
-Step = Callable[[list[Source], list[Any], int, int], list[Continuation]]
-ENGINES: dict[str, tuple[Callable[[], Index], Step]] = {
-    "automaton": (retrieval.Automaton, retrieval.step),
-    "chain": (retrieval.HashChain, retrieval.step),
-    "arctic": (lambda: SuffixTree(own_length=True), base.step),
-}
-HISTORIES = ("own", "call", "session", "blocks")
-RULES = {rule.name.lower(): rule for rule in Rule}
-
-
-@dataclass(kw_only=True)
-class MemoryOptions:
-    """`history`: what a call looks into beside files and the static corpus. `own`: its own
-    output; `call`: its prompt, too; `session`: all that its session read and wrote; `blocks`:
-    what was generated in the same block of the same agent and query (AgentSpec).
-
-    The rules say which occurrence is copied: recency beats the vote by 1.2 % on live text and
-    loses to it by 0.5 to 1 % on a static corpus (replay of 65 real sessions)."""
-
-    history: str = "session"
-    engine: str = "automaton"
-    live_rule: str = "recent"
-    workspace_rule: str = "recent"
-    static_rule: str = "vote"
-    workspace: bool = True
-    forms: list[str] = field(default_factory=lambda: list(DEFAULT_FORMS))
-    secret_files: list[str] = field(default_factory=lambda: list(SECRET_FILES))
-    idle_seconds: float = 1800.0
-    max_session_tokens: int = 2**20  # some 64 MB
-    max_tokens: int = 2**25  # of all sessions; the one that was idle longest goes first
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("history", HISTORIES),
-            ("engine", ENGINES),
-            *((rule, RULES) for rule in ("live_rule", "workspace_rule", "static_rule")),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; choose {', '.join(known)}")
-        check_forms(self.forms)
-        for name in ("idle_seconds", "max_session_tokens", "max_tokens"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} is {getattr(self, name)}; give at least 2")
 
 
 class Seen(NamedTuple):
@@ -258,14 +212,14 @@ class Memory:
         return drafts
 
     def native_drafts(
-        self, views: list[View], delta: int, threshold: float, nothing: str
+        self, views: list[View], delta: int, threshold: float, nothing: str, *within: Any
     ) -> list[Draft]:
         """As `propose`; with `delta` < 0 as the survival drafter chooses, for calls whose reader
-        has a `survival`."""
+        has a `survival`. `within`: step times and a guard to plan by (`dlite.slots.plan`)."""
         from dlite.retrieval import _native
 
         calls = [self._calls.get(view.request.id) for view in views]
-        return _native.propose(calls, views, delta, threshold, nothing)
+        return _native.propose(calls, views, delta, threshold, nothing, *within)
 
     def candidates(self, view: View) -> list[Draft]:
         """A draft for each origin that holds a match, as long as the view allows."""

@@ -10,10 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from operator import neg
+from typing import TYPE_CHECKING
 
 from dlite.drafters.memory import Memory, MemoryOptions, Seen
 from dlite.survival import LONGEST, Prior, Survival, cell_of, native_survival
-from dlite.types import Draft, Request, SessionKey, Verdict, View
+from dlite.types import Draft, Request, SessionKey, SourceClass, Verdict, View
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(kw_only=True)
@@ -57,6 +61,15 @@ class SurvivalDrafter:
         seen = self.memory.look(views)
         return [self._draft(view, one) for view, one in zip(views, seen, strict=True)]
 
+    def propose_within(
+        self, views: list[View], seconds_N: np.ndarray, guard: float
+    ) -> list[Draft] | None:
+        """As `propose`, cut by `dlite.slots.plan`; None without the native extension."""
+        if not self.memory.native:
+            return None
+        threshold = self.options.threshold
+        return self.memory.native_drafts(views, -1, threshold, "none", seconds_N, guard)
+
     def _draft(self, view: View, seen: Seen) -> Draft:
         call = seen.call
         if call is None:
@@ -81,10 +94,12 @@ class SurvivalDrafter:
         return draft
 
     def observe(self, request: Request, draft: Draft, verdict: Verdict) -> None:
-        self.memory.observe(request, draft, verdict)
-        call = self.memory.call(request)
-        if call is not None and draft.evidence is not None:
-            call.survival.observe(draft.evidence, len(draft.tokens), verdict.num_accepted)
+        call, evidence = self.memory.call(request), draft.evidence
+        if call is None or evidence is None:
+            return
+        call.survival.observe(evidence, len(draft.tokens), verdict.num_accepted)
+        if evidence.source is SourceClass.WORKSPACE:
+            self.memory.observe(request, draft, verdict)
 
     def finish(self, request: Request) -> None:
         self.memory.finish(request)

@@ -97,6 +97,8 @@ def propose(
     delta: int,
     threshold: float,
     nothing: str,
+    seconds: np.ndarray | None = None,
+    guard: float = 0.0,
 ) -> list[Draft]: ...
 
 class BlockTracker:

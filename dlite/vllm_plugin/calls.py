@@ -114,6 +114,7 @@ class Calls:
         if self.ridge_tokens:
             used = sum(len(draft.tokens) for draft in drafts)
             self.counters.budget(max(0, self.ridge_tokens - len(steps)), used)
+        self.counters.flush()
         return drafts
 
     def _judge(self, step: Step) -> None:

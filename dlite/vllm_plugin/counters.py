@@ -25,6 +25,9 @@ class Counters:
 
     def budget(self, limit: int, used: int) -> None: ...
 
+    def flush(self) -> None:
+        """The step is over."""
+
 
 @functools.cache
 def prometheus() -> Counters:
@@ -40,6 +43,8 @@ class PrometheusCounters(Counters):
             return Counter(f"dlite:{name}", text, labels)
 
         self._roles: set[str] = set()
+        # Of this step, by (source, role): steps, drafted, accepted. A metric's own call is slow.
+        self._judged: dict[tuple[str, str], list[int]] = {}
         by = ("source", "role")
         self._steps = counter("steps", "Steps of requests that decode", "role")
         self._drafted = counter("drafted_tokens", "Draft tokens verified", *by)
@@ -53,13 +58,21 @@ class PrometheusCounters(Counters):
         )
 
     def judged(self, role: str, draft: Draft, num_accepted: int) -> None:
-        role = self._role(role)
-        self._steps.labels(role).inc()
-        if draft.tokens:
-            labels = (source_label(draft.source), role)
-            self._drafted.labels(*labels).inc(len(draft.tokens))
-            self._accepted.labels(*labels).inc(num_accepted)
-            self._rejected.labels(*labels).inc(len(draft.tokens) - num_accepted)
+        counts = self._judged.setdefault((draft.source, role), [0, 0, 0])
+        counts[0] += 1
+        counts[1] += len(draft.tokens)
+        counts[2] += num_accepted
+
+    def flush(self) -> None:
+        for (source, role), (steps, drafted, accepted) in self._judged.items():
+            role = self._role(role)
+            self._steps.labels(role).inc(steps)
+            if drafted:
+                labels = (source_label(source), role)
+                self._drafted.labels(*labels).inc(drafted)
+                self._accepted.labels(*labels).inc(accepted)
+                self._rejected.labels(*labels).inc(drafted - accepted)
+        self._judged.clear()
 
     def proposed(self, drafter: str, seconds: float) -> None:
         self._seconds.labels(drafter).inc(seconds)

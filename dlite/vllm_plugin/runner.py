@@ -148,6 +148,13 @@ class Drafting:
         group = get_tp_group()
         return drafts if group.world_size == 1 else group.broadcast_object(drafts, src=0)
 
+    def _sample(self: Any, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
+        """A step without any draft is plain decoding: vLLM's rejection sampler takes the maximum
+        of no top-k there, and fails."""
+        if spec_decode_metadata is not None and not any(spec_decode_metadata.num_draft_tokens):
+            spec_decode_metadata = None
+        return super()._sample(logits, spec_decode_metadata)
+
     def _get_spec_decode_draft_probs(self: Any, spec_decode_metadata: Any) -> Tensor | None:
         """Distributions [N, V] of the drafted tokens, requests one after the other; None when all
         are point masses, which vLLM assumes then."""

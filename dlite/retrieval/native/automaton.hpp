@@ -128,6 +128,12 @@ class Automaton final : public Source {
     return {block, block + EdgePool::capacity(state.num_edges), state.num_edges};
   }
 
+  void prefetch_state(std::int32_t s) const { __builtin_prefetch(&states_[index(s)]); }
+  void prefetch_child(std::int32_t s, std::int32_t token) const {
+    const State& state = states_[index(s)];
+    if (state.num_edges > 1) edges_.prefetch(state, token);
+  }
+
   int search_bound() const { return search_bound_; }
   std::size_t num_states() const { return states_.size(); }
   std::size_t used_bytes() const {

@@ -183,10 +183,37 @@ Found choose(const Graph& graph, std::int32_t state, std::int32_t length, std::i
   return found;
 }
 
+// `exact`: the graph's counts are.
+template <class Graph>
+Outlook outlook(const Graph& graph, std::int32_t state, std::int32_t length, bool exact) {
+  while (state != kRoot && !goes_on(graph, state)) {
+    state = graph.link(state);
+    length = graph.length(state);
+  }
+  if (state == kRoot) return {0, 0, false};
+  if (!exact) return {length, 0, false};
+  const Edges edges = graph.edges(state);
+  const Search<Graph> search(graph, state, 0);
+  const int ends = graph.child(state, kEnd) >= 0;
+  return {length, graph.count(state) - search.cut(state).count, edges.count - ends > 1};
+}
+
 // A stream followed through a graph that it is no part of: cursor.py.
 template <class Graph>
 struct Walk {
   std::int32_t state = kRoot, length = 0;
+  void prefetch_find(const Graph& graph, int stage) const {
+    if (stage == 0) graph.prefetch_child(state, kEnd);
+    if (stage == 1) {
+      const Edges edges = graph.edges(state);
+      for (std::int32_t i = 0; i < std::min(edges.count, 4); ++i)
+        graph.prefetch_state(edges.targets[i]);
+    }
+    if (stage == 2) {
+      const std::int32_t next = graph.last(state) + 1;
+      if (next > 0) __builtin_prefetch(graph.text() + next);
+    }
+  }
 
   void repair(const Graph& graph) {
     while (state != kRoot && graph.length(graph.link(state)) >= length) state = graph.link(state);

@@ -17,8 +17,13 @@ class AutomatonCursor final : public Source {
   std::mutex& guard() override { return automaton_.guard(); }
   void check_open() const override { automaton_.check_open(); }
   void reset() { walk_ = {}; }
+  void prefetch_find(int stage, Rule) override { walk_.prefetch_find(automaton_, stage); }
   void extend(const std::int32_t* tokens, std::size_t count) override {
     walk_.extend(automaton_, tokens, count);
+  }
+  Outlook outlook() override {
+    walk_.repair(automaton_);
+    return dlite::outlook(automaton_, walk_.state, walk_.length, false);
   }
   Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) override {
     walk_.repair(automaton_);
@@ -40,8 +45,12 @@ class FrozenCursor final : public Source {
   std::mutex& guard() override { return guard_; }
   void check_open() const override {}
   void reset() { walk_ = {}; }
+  void prefetch_find(int stage, Rule) override { walk_.prefetch_find(frozen_, stage); }
   void extend(const std::int32_t* tokens, std::size_t count) override {
     walk_.extend(frozen_, tokens, count);
+  }
+  Outlook outlook() override {
+    return dlite::outlook(frozen_, walk_.state, walk_.length, true);
   }
   Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) override {
     return choose(frozen_, walk_.state, walk_.length, kUnknownEnd, rule, max_tokens,

@@ -3,6 +3,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+
+#include "survival.hpp"
+
 namespace dlite {
 
 namespace nb = nanobind;
@@ -17,6 +21,12 @@ inline nb::object get(nb::handle of, PyObject* name) {
 }
 inline void set(nb::handle of, PyObject* name, nb::handle value) {
   if (PyObject_GenericSetAttr(of.ptr(), name, value.ptr())) nb::raise_python_error();
+}
+
+inline int number(nb::handle of, PyObject* name) {
+  const long found = PyLong_AsLong(get(of, name).ptr());
+  if (found == -1 && PyErr_Occurred()) nb::raise_python_error();
+  return static_cast<int>(found);
 }
 
 struct Names {
@@ -73,6 +83,21 @@ template <class Number, class Make> nb::object numbers(const Number* from, int c
   if (!list.is_valid()) nb::raise_python_error();
   for (int i = 0; i < count; ++i) PyList_SetItem(list.ptr(), i, make(from[i]));
   return list;
+}
+
+inline std::size_t cell_of(const Survival& survival, nb::handle evidence) {
+  const auto field = [&](PyObject* name) { return number(evidence, name); };
+  return survival.prior().cell_of(field(names().source), field(names().match_length),
+                                  field(names().support), field(names().votes));
+}
+
+inline void observe(Survival& survival, nb::handle evidence, int drafted, int accepted) {
+  survival.observe(cell_of(survival, evidence), drafted, accepted);
+}
+
+inline nb::object curve_of(Survival& survival, nb::handle evidence, int num_tokens) {
+  return numbers(survival.of(cell_of(survival, evidence)).survival.data(),
+                 std::min(num_tokens, Curve::kLongest), PyFloat_FromDouble);
 }
 
 }  // namespace dlite

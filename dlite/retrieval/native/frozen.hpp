@@ -45,6 +45,16 @@ class Frozen {
     return edge != stop && *edge == token ? found.targets[edge - found.tokens] : -1;
   }
 
+  void prefetch_state(std::int32_t s) const {
+    for (const std::size_t column : {1, 2, 4, 5, 6}) __builtin_prefetch(arrays_[column].data + s);
+  }
+  void prefetch_child(std::int32_t s, std::int32_t) const {
+    const std::int32_t low = arrays_[6].data[s], middle = (low + arrays_[6].data[s + 1]) / 2;
+    __builtin_prefetch(arrays_[7].data + low);
+    __builtin_prefetch(arrays_[7].data + middle);
+    __builtin_prefetch(arrays_[8].data + low);
+  }
+
   int search_bound() const { return search_bound_; }
 
  private:

@@ -187,12 +187,11 @@ std::pair<std::vector<std::pair<int, int>>, double> plan_lists(
     double guard) {
   const double* times = seconds.data();
   const double least = worthless(times, seconds.size(), static_cast<double>(nb::len(options)));
-  Curves curves;
-  curves.reserve(nb::len(options));
+  std::vector<std::vector<double>> held;
+  Options read_options;
   for (nb::handle menu : options) {
-    auto& row = curves.emplace_back();
     for (nb::handle curve : nb::cast<nb::list>(menu)) {
-      auto& read = row.emplace_back();
+      auto& read = held.emplace_back();
       const Py_ssize_t size = PyList_Size(curve.ptr());
       if (size < 0) nb::raise_python_error();
       for (Py_ssize_t i = 0; i < size; ++i) {
@@ -201,9 +200,11 @@ std::pair<std::vector<std::pair<int, int>>, double> plan_lists(
         if (survival <= least) break;
         read.push_back(survival);
       }
+      read_options.add(read);
     }
+    read_options.end_request();
   }
-  Plan made = plan(curves, times, seconds.size(), guard);
+  Plan made = plan(read_options, times, seconds.size(), guard);
   return {std::move(made.picks), made.rate};
 }
 
@@ -275,7 +276,8 @@ NB_MODULE(_native, module) {
       .def_rw("label", &Reader::label)
       .def("learn", &Reader::learn, "survival"_a)
       .def("connect", &Reader::connect, "sources"_a, "rules"_a, "names"_a);
-  module.def("propose", &propose, "calls"_a, "views"_a, "delta"_a, "threshold"_a, "nothing"_a);
+  module.def("propose", &propose, "calls"_a, "views"_a, "delta"_a, "threshold"_a, "nothing"_a,
+             "seconds"_a = nb::none(), "guard"_a = 0.0);
   module.def("plan", &plan_lists, "options"_a, "seconds"_a, "guard"_a);
 
   nb::class_<BlockTracker>(module, "BlockTracker")

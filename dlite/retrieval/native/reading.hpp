@@ -14,6 +14,7 @@
 #include "calling.hpp"
 #include "drafts.hpp"
 #include "marks.hpp"
+#include "plan.hpp"
 #include "source.hpp"
 #include "survival.hpp"
 
@@ -74,13 +75,15 @@ struct Policy {
   double threshold;
 };
 
+using Seconds = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 class Round {
  public:
   Round(nb::list calls, nb::list views, Policy policy) : policy_(policy) {
     const std::size_t size = nb::len(calls);
     rows_.resize(size);
     for (std::size_t i = 0; i < size; ++i) {
-      rows_[i].max_draft = nb::cast<int>(get(views[i], names().max_draft));
+      rows_[i].max_draft = number(views[i], names().max_draft);
       longest_ = std::max(longest_, rows_[i].max_draft);
       if (!calls[i].is_none()) read(rows_[i], calls[i], views[i]);
     }
@@ -109,6 +112,24 @@ class Round {
     for (int stage = 0; stage < Source::kFindStages; ++stage)
       for (const Job& job : jobs_) job.origin->source->prefetch_find(stage, job.origin->rule);
     for (const Job& job : jobs_) consider(*job.row, *job.origin);
+    for (Row& row : rows_)
+      while (row.curve && row.length > 0 &&
+             row.curve->survival[static_cast<std::size_t>(row.length - 1)] < policy_.threshold)
+        --row.length;
+  }
+
+  // Cuts the drafts to the slots that are worth their time; see plan.hpp.
+  void plan_within(const double* seconds, std::size_t size, double guard) {
+    const double least = worthless(seconds, size, static_cast<double>(rows_.size()));
+    Options options;
+    for (const Row& row : rows_) {
+      const double* from = row.best ? row.curve->survival.data() : nullptr;
+      const double* end = from + row.length;
+      options.add({from, std::find_if(from, end, [&](double s) { return s <= least; })});
+      options.end_request();
+    }
+    const Plan made = plan(options, seconds, size, guard);
+    for (std::size_t i = 0; i < rows_.size(); ++i) rows_[i].length = made.picks[i].second;
   }
 
   nb::list drafts(nb::object nothing) const {
@@ -151,12 +172,13 @@ class Round {
       take_tokens(in_.tokens, tokens[nb::slice(nb::int_(start), nb::none(), nb::none())]);
     }
     const nb::object version = get(get(call, names().session), names().version);
-    bool ordinary = get(call, names().version).equal(version);
-    nb::list blocks;
+    const nb::object own_version = get(call, names().version);
+    bool ordinary = own_version.is(version) || own_version.equal(version);
+    std::vector<int> blocks;
     if (reader.tracker) {
       for (std::size_t i = begin; i <= in_.tokens.size(); ++i) {
         const int block = reader.tracker->block();
-        blocks.append(block);
+        blocks.push_back(block);
         ordinary = ordinary && block == reader.block;
         if (i < in_.tokens.size()) reader.tracker->feed_token(in_.tokens[i]);
       }
@@ -165,7 +187,7 @@ class Round {
       set(call, names().tokens, tokens);
       reader.own = reader.seen = start;
     } else {
-      call.attr("turn")(tokens, blocks);
+      call.attr("turn")(tokens, nb::cast(blocks));
     }
     row.reader = &reader;
     row.own = begin + static_cast<std::size_t>(reader.own - start);
@@ -174,7 +196,34 @@ class Round {
     reader.own = reader.seen = size;
   }
 
+  // Whether an origin can't give what beats the row's best: then its tokens needn't be looked for.
+  bool is_hopeless(const Row& row, const Origin& origin) const {
+    const Outlook seen = origin.source->outlook();
+    if (seen.length < 0) return false;
+    if (seen.length == 0) return true;
+    if (policy_.delta >= 0) return !is_better(row, origin, seen.length);
+    Survival& survival = *row.reader->survival;
+    const auto length = static_cast<std::size_t>(std::min(row.max_draft, Curve::kLongest));
+    const int first = origin.kind == prompt ? same_block : origin.kind;
+    const bool is_once = seen.support == 1;
+    for (int source = first; source <= origin.kind; ++source)
+      for (const Agreement agreement : {once, unanimous, majority, minority}) {
+        if (seen.support > 0 && (agreement == once) != is_once) continue;
+        if (seen.splits && agreement == unanimous) continue;
+        const std::size_t cell = survival.prior().cell(source, seen.length, agreement);
+        if (survival.of(cell).expected[length] > row.promised) return false;
+      }
+    return true;
+  }
+
+  bool is_better(const Row& row, const Origin& origin, int match_length) const {
+    const bool behind = row.best && origin.kind == global_corpus;
+    return match_length > row.promised + (behind ? policy_.delta : 0);
+  }
+
   void consider(Row& row, const Origin& origin) {
+    if (policy_.delta < 0 && !row.reader->survival) return;
+    if (row.best && is_hopeless(row, origin)) return;
     const std::size_t begin = out_.tokens.size();
     const Found found = origin.source->find(origin.rule, longest_, out_.tokens);
     if (found.length == 0) return;
@@ -184,7 +233,6 @@ class Round {
     const Curve* curve = nullptr;
     double promised = found.length;
     if (policy_.delta < 0) {
-      if (!reader.survival) return;
       length = std::min(length, Curve::kLongest);
       source = reader.source_class(origin, found);
       const Prior& prior = reader.survival->prior();
@@ -193,8 +241,7 @@ class Round {
       promised = curve->expected[static_cast<std::size_t>(length)];
       if (promised <= row.promised) return;
     } else {
-      const bool behind = row.best && origin.kind == global_corpus;
-      if (promised <= row.promised + (behind ? policy_.delta : 0)) return;
+      if (!is_better(row, origin, found.length)) return;
       source = reader.source_class(origin, found);
     }
     row.best = &origin;
@@ -214,15 +261,9 @@ class Round {
     set(evidence, names().support, nb::int_(found.support));
     set(evidence, names().votes, nb::int_(found.count));
     set(evidence, names().agreed, nb::int_(found.agreed));
-    int length = row.length;
-    if (row.curve && policy_.threshold > 0) {
-      const auto& curve = row.curve->survival;
-      while (length > 0 && curve[static_cast<std::size_t>(length - 1)] < policy_.threshold)
-        --length;
-    }
     nb::object survival = nb::none();
-    if (row.curve) survival = numbers(row.curve->survival.data(), length, PyFloat_FromDouble);
-    const nb::object tokens = numbers(out_.tokens.data() + row.begin, length, PyLong_FromLong);
+    if (row.curve) survival = numbers(row.curve->survival.data(), row.length, PyFloat_FromDouble);
+    const nb::object tokens = numbers(out_.tokens.data() + row.begin, row.length, PyLong_FromLong);
     return new_draft(tokens, survival, name(row), evidence);
   }
 
@@ -241,25 +282,14 @@ class Round {
   std::vector<Source*> sources_;
 };
 
-inline std::size_t cell_of(const Survival& survival, nb::handle evidence) {
-  const auto field = [&](PyObject* name) { return nb::cast<int>(get(evidence, name)); };
-  return survival.prior().cell_of(field(names().source), field(names().match_length),
-                                  field(names().support), field(names().votes));
-}
-
-inline void observe(Survival& survival, nb::handle evidence, int drafted, int accepted) {
-  survival.observe(cell_of(survival, evidence), drafted, accepted);
-}
-
-inline nb::object curve_of(Survival& survival, nb::handle evidence, int num_tokens) {
-  return numbers(survival.of(cell_of(survival, evidence)).survival.data(),
-                 std::min(num_tokens, Curve::kLongest), PyFloat_FromDouble);
-}
-
 inline nb::list propose(nb::list calls, nb::list views, int delta, double threshold,
-                        nb::object nothing) {
+                        nb::object nothing, nb::object seconds, double guard) {
   Round round(calls, views, {delta, threshold});
   round.search();
+  if (!seconds.is_none()) {
+    const auto times = nb::cast<Seconds>(seconds, false);
+    round.plan_within(times.data(), times.size(), guard);
+  }
   return round.drafts(std::move(nothing));
 }
 

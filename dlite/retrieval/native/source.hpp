@@ -38,6 +38,13 @@ inline std::size_t following(const std::int32_t* text, std::size_t size, std::in
   return end - begin;
 }
 
+// What is known of a find before it has looked for tokens.
+struct Outlook {
+  std::int32_t length = -1;   // of the match; -1: not known
+  std::int32_t support = 0;   // 0: not known
+  bool splits = false;        // its occurrences don't all go on alike
+};
+
 class Source {
  public:
   virtual ~Source() = default;
@@ -51,6 +58,7 @@ class Source {
   static constexpr int kFindStages = 5;
   virtual void prefetch_find(int /*stage*/, Rule /*rule*/) {}
   virtual void extend(const std::int32_t* tokens, std::size_t count) = 0;
+  virtual Outlook outlook() { return {}; }
   // Appends the tokens to `out`.
   virtual Found find(Rule rule, int max_tokens, std::vector<std::int32_t>& out) = 0;
 };

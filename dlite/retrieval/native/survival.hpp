@@ -22,6 +22,8 @@ struct Curve {
   std::array<double, kLongest + 1> expected;
 };
 
+enum Agreement : std::size_t { once, unanimous, majority, minority };
+
 // Cells are numbered by source, match bucket and support bucket.
 class Prior {
  public:
@@ -42,9 +44,13 @@ class Prior {
   std::size_t position(int j) const { return position_[index(j)]; }
 
   std::size_t cell_of(int source, int match_length, int support, int votes) const {
-    std::size_t agreement = 2 * votes > support ? 2 : 3;
-    if (support == 1) agreement = 0;
-    else if (votes == support) agreement = 1;
+    Agreement agreement = 2 * votes > support ? majority : minority;
+    if (support == 1) agreement = once;
+    else if (votes == support) agreement = unanimous;
+    return cell(source, match_length, agreement);
+  }
+
+  std::size_t cell(int source, int match_length, Agreement agreement) const {
     const std::size_t match = bucket(match_starts_, match_length);
     return (index(source) * match_starts_.size() + match) * 4 + agreement;
   }
