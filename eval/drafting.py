@@ -31,14 +31,15 @@ from dlite.drafters.copying import CopyDrafter, CopyOptions
 from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.drafters.structure import parse_structure
 from dlite.drafters.survival import SurvivalDrafter, SurvivalOptions
+from dlite.files import writable
 from dlite.hybrid import Hybrid
+from dlite.loading import load_tokenizer
 from dlite.planner import Planner
 from dlite.survival import shipped_prior
 from dlite.tokens import token_bytes
 from dlite.types import AgentContext, Draft, OpenedFile, Request, SessionKey, Verdict, View
 from eval import engines
 from eval.provenance import provenance
-from eval.tokenizing import load_chat_tokenizer
 
 ROUNDS = 20
 FILE_CHARACTERS = 20_000
@@ -237,9 +238,8 @@ class EngineBench:
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
-    tokenizer = load_chat_tokenizer(config.tokenizer)
+    out = writable(Path(config.out), "out")
+    tokenizer = load_tokenizer(config.tokenizer)
     size = config.tokens + config.future
     text = np.array(read_text(config, tokenizer, size + config.corpus), dtype=np.int32)
     corpus = retrieval.Automaton()

@@ -26,11 +26,11 @@ from tqdm import tqdm
 
 from dlite.config import run
 from dlite.files import writable
+from dlite.loading import load_tokenizer
 from dlite.retrieval import automaton, base, chain
 from dlite.retrieval.base import Rule
 from dlite.retrieval.suffix_tree import INSTALL
 from eval.provenance import provenance
-from eval.tokenizing import load_tokenizer
 
 CONTEXT = 64  # tokens that arctic-inference is given to match
 STDLIB = [sysconfig.get_paths()["stdlib"]]
@@ -232,7 +232,7 @@ def future_tokens(config: Config) -> int:
 
 def read_text(config: Config) -> NDArray[np.int32]:
     """Raises ValueError where the text is too short for a session."""
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = load_tokenizer(config.tokenizer).backend_tokenizer
     wanted = config.tokens + future_tokens(config)
     tokens: list[int] = []
     for file in text_files(config.text or STDLIB):

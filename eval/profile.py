@@ -28,6 +28,7 @@ from dlite.costs import CostTable
 from dlite.drafters.memory import Memory, MemoryOptions
 from dlite.drafters.registry import Resources
 from dlite.drafters.structure import Structure, parse_structure
+from dlite.files import writable
 from dlite.fingerprint import tokenizer_fingerprint
 from dlite.retrieval import corpus
 from dlite.survival import Outcome, fit
@@ -227,7 +228,7 @@ def walk(workload: Workload, tokenizer: Any, max_draft: int, structure: Structur
 
 
 def main(config: Config) -> None:
-    out = Path(config.out)
+    out = writable(Path(config.out), "out")
     sessions = read_sessions(config.sessions, config.split, config.limit)
     workload = load_calls(sessions, config.tokenizer, Path(config.cache) if config.cache else None)
     tokenizer = workload.tokenizer

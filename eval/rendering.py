@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dlite.loading import load_tokenizer
 from dlite.types import OpenedFile
-from eval.tokenizing import load_chat_tokenizer
 from eval.traces import Message, Session
 
 FORMAT = 2  # of the cached files
@@ -52,7 +52,7 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: str) -> None:
-        self.tokenizer = load_chat_tokenizer(tokenizer)
+        self.tokenizer = load_tokenizer(tokenizer)
         if self.tokenizer.chat_template is None or self.tokenizer.eos_token_id is None:
             raise ValueError(
                 f"tokenizer {tokenizer!r} lacks a chat template or an end token; name a chat model"

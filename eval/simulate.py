@@ -253,6 +253,7 @@ def print_row(spec: str, row: Row) -> None:
 
 
 def main(config: Config) -> None:
+    out = writable(Path(config.out), "out")
     sessions = read_sessions(config.sessions, config.split, config.limit)
     workload = load_calls(sessions, config.tokenizer, Path(config.cache) if config.cache else None)
     calls = [call for session in workload.sessions for call in session]
@@ -265,7 +266,6 @@ def main(config: Config) -> None:
         "num_calls": len(calls),
         "num_tokens": sum(len(call.output) for call in calls),
     }
-    out = writable(Path(config.out), "out")
     simulation = Simulation(workload, config)
     streams = {calls[0].session for calls in workload.sessions if is_one_stream(calls)}
     for name in ("rows", "goodput_by_seed", "step_tokens", "calibration", "groups"):
