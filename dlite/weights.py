@@ -29,7 +29,7 @@ RENAMED = {
     "markov_head.": "sequential_head.",
 }
 COPIES = {"embed_tokens.weight", "lm_head.weight"}
-MAY_DIFFER = {"context", "history_window", "max_position_embeddings"}
+MAY_DIFFER = {"context", "history_sinks", "history_window", "max_position_embeddings"}
 
 
 def without_data(config: DraftConfig) -> DraftModel:

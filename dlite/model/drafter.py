@@ -134,7 +134,9 @@ class DraftModel(nn.Module):
             return lambda layer: layer.keys_values(slots_ALD, position_AL), position_A, None
 
         position_A = history.row_A
-        row_AC, seen_AC = window_rows(history, config.history_window, self._gap)
+        row_AC, seen_AC = window_rows(
+            history, config.history_window, self._gap, config.history_sinks
+        )
         vectors_SD = self.history_vectors(history.states_SCD)
         row_S = torch.arange(len(vectors_SD), device=vectors_SD.device)
         slots_ALD = None if config.context == "history" else self.slots(blocks.taps_ALD)
@@ -222,7 +224,7 @@ class DraftModel(nn.Module):
             extra.append(slots_ALD.flatten(0, 1))
             positions.append(history.row_A.repeat_interleave(num_slots))
         context_1CD, position_1C = torch.cat(extra)[None], torch.cat(positions)[None]
-        attend = flex(history, num_block, num_slots, config.history_window, self._gap)
+        attend = flex(history, num_block, num_slots, config, self._gap)
         position_AQ = history.row_A[:, None] + torch.arange(num_block, device=x_AQD.device)
         x_1ND, position_1N = x_AQD.flatten(0, 1)[None], position_AQ.flatten()[None]
         for layer in self.layers:
