@@ -59,6 +59,15 @@ def test_runs_on_one_cache_train_as_on_live_states_and_capture_once(
     assert losses(second) != pytest.approx(losses(first), rel=1e-4)
 
 
+def test_a_cache_holds_a_baseline_s_taps_of_every_position(settings: dict[str, Any]) -> None:
+    """With the teacher's three layers alone, or the anchors' taps, the others would be NaN."""
+    stage = {"name": "dflash", "context": "history", "loss": {"ce": 1.0}, "epochs": 1}
+    model = {**settings["model"], "composition": "feature", "head": "none", "num_taps": 4}
+    changes = {"model": model, "stages": [stage]}
+    live = train(settings, "live", data={**settings["data"], "states": "live"}, **changes)
+    assert losses(train(settings, "cached", **changes)) == pytest.approx(losses(live), rel=1e-4)
+
+
 def test_epochs_draw_their_anchors_from_those_that_the_cache_kept(
     settings: dict[str, Any],
 ) -> None:

@@ -43,7 +43,9 @@ def draft_config(target: TargetModel, model: ModelConfig, samples: Sequence[Samp
         num_draft_tokens=model.num_draft_tokens,
         composition=model.composition,  # type: ignore[arg-type]
         head=model.head,  # type: ignore[arg-type]
+        first_predictor=model.first_predictor,  # type: ignore[arg-type]
         history_window=model.history_window,
+        history_sinks=model.history_sinks,
         rank=model.rank,
         draft_vocab_size=min(size, target.vocab_size),
         mask_token_id=mask_id,

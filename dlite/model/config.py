@@ -119,6 +119,12 @@ class DraftConfig:
         return (0, self.num_target_layers // 2, self.num_target_layers - 1)
 
     @property
+    def packed_layer_ids(self) -> tuple[int, ...]:
+        """The target layers that a history holds of each position. Without a history of its own:
+        those that a teacher's holds."""
+        return self.tap_ids if self.context == "history" else self.history_layer_ids
+
+    @property
     def state_layer_ids(self) -> tuple[int, ...]:
         """All target layers that this model reads, in ascending order."""
         history = self.history_layer_ids if self.context == "taps+history" else ()
