@@ -51,7 +51,8 @@ class DraftModel(nn.Module):
         c = self.config = config
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.layer_depth_embedding = nn.Embedding(c.num_target_layers, c.hidden_size)
+        if c.context != "history":  # whose layouts have none: each tap has its own columns of fc
+            self.layer_depth_embedding = nn.Embedding(c.num_target_layers, c.hidden_size)
         self.context_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.sequential_head = HEADS[c.head](c)
         if c.mask_token_id is None:
@@ -106,8 +107,9 @@ class DraftModel(nn.Module):
 
     def slots(self, taps_ALD: Tensor) -> Tensor:
         """Context vectors of the taps at a-1: one per layer, or one in all (`feature`)."""
-        depth_LD = self.layer_depth_embedding.weight[list(self.config.tap_ids)]
-        states_ALD = taps_ALD.to(depth_LD.dtype) + depth_LD
+        states_ALD = taps_ALD.to(self.norm.weight.dtype)
+        if self.config.context != "history":
+            states_ALD = states_ALD + self.layer_depth_embedding.weight[list(self.config.tap_ids)]
         if self.config.composition == "feature" or self.config.context == "history":
             states_ALD = self.feature_fuse(states_ALD.flatten(-2)).unsqueeze(-2)
         return self.context_norm(states_ALD)
