@@ -26,6 +26,7 @@ class ModelConfig:
 
     num_hidden_layers: int = 5
     num_taps: int = 12  # DLite section 5.1: 12 for Qwen3-4B, 14 for Qwen3-8B
+    tap_ids: list[int] = field(default_factory=list)  # instead of num_taps; 0-based layers
     num_draft_tokens: int = 7
     composition: str = "sequence"
     head: str = "lowrank"

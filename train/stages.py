@@ -31,7 +31,7 @@ def draft_config(target: TargetModel, model: ModelConfig, samples: Sequence[Samp
         size = int((token_counts(samples, target.vocab_size) > 0).sum()) + len(target.eos_ids)
     rope = getattr(hf, "rope_parameters", None) or {}
     return DraftConfig(
-        tap_ids=default_tap_ids(target.num_layers, model.num_taps),
+        tap_ids=tuple(model.tap_ids) or default_tap_ids(target.num_layers, model.num_taps),
         num_target_layers=target.num_layers,
         hidden_size=target.hidden_size,
         intermediate_size=hf.intermediate_size,
