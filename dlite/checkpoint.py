@@ -263,7 +263,7 @@ def assemble(
     stored = tensors = read_tensors(checkpoint.folder)
     theirs = checkpoint.layout in history_layouts.LAYOUTS
     if theirs:
-        tensors = from_history_layout(stored, config)
+        tensors = from_history_layout(stored)
     model = without_data(config)
     check_tensors(tensors, model.state_dict(), checkpoint.folder)
     if theirs:

@@ -29,7 +29,7 @@ RENAMED = {
     "markov_head.": "sequential_head.",
 }
 COPIES = {"embed_tokens.weight", "lm_head.weight"}
-MAY_DIFFER = {"context", "history_window", "max_position_embeddings"}
+MAY_DIFFER = {"context", "history_sinks", "history_window", "max_position_embeddings"}
 
 
 def without_data(config: DraftConfig) -> DraftModel:
@@ -135,8 +135,8 @@ def _rename(tensors: dict[str, Tensor], prefixes: dict[str, str]) -> dict[str, T
     return named
 
 
-def from_history_layout(tensors: dict[str, Tensor], config: DraftConfig) -> dict[str, Tensor]:
-    """Our names, and zero depth embeddings. Copies of what the target owns are left out (see
+def from_history_layout(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Our names. Copies of what the target owns are left out (see
     `check_copies`), and so is a confidence head, with a warning."""
     own = {k: t for k, t in tensors.items() if not k.startswith("confidence_head.")}
     if len(own) < len(tensors):
@@ -145,10 +145,7 @@ def from_history_layout(tensors: dict[str, Tensor], config: DraftConfig) -> dict
             "verifies all tokens of each draft; output is the same",
             stacklevel=2,
         )
-    own = _rename({k: t for k, t in own.items() if k not in COPIES}, RENAMED)
-    dtype = next((t.dtype for t in own.values() if t.is_floating_point()), torch.bfloat16)
-    zeros_ND = torch.zeros(config.num_target_layers, config.hidden_size, dtype=dtype)
-    return {**own, "layer_depth_embedding.weight": zeros_ND}
+    return _rename({k: t for k, t in own.items() if k not in COPIES}, RENAMED)
 
 
 def check_copies(
@@ -203,14 +200,8 @@ def target_table(name: str, config: DraftConfig, target: TargetModel, d2t: Tenso
 def to_history_layout(
     tensors: dict[str, Tensor], layout: str, config: DraftConfig, target: TargetModel | None
 ) -> dict[str, Tensor]:
-    """Their names, and the copies of the target's tables that a layout's readers need. Raises
-    ValueError for depth embeddings, which no such layout has."""
+    """Their names, and the copies of the target's tables that a layout's readers need."""
     own = dict(tensors)
-    if bool(own.pop("layer_depth_embedding.weight").any()):
-        raise ValueError(
-            f"the {layout} layout has no depth embeddings, and this draft model's are not zero; "
-            "keep it in dlite's own layout (--to dlite)"
-        )
     copies = {"deepspec": sorted(COPIES)}.get(layout, ["lm_head.weight"] if config.pruned else [])
     dtype = own["norm.weight"].dtype
     for name in copies:

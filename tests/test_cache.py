@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 from test_resume import answers, train  # noqa: F401
 
+import dlite.checkpoint
 from train import run as program
 from train.config import check
 from train.data import anchors
@@ -57,6 +58,17 @@ def test_runs_on_one_cache_train_as_on_live_states_and_capture_once(
     assert {f.name: f.stat().st_mtime_ns for f in folder.iterdir()} == written
     assert losses(first) == pytest.approx(losses(live), rel=1e-4)
     assert losses(second) != pytest.approx(losses(first), rel=1e-4)
+
+
+def test_a_cache_holds_a_baseline_s_taps_of_every_position(settings: dict[str, Any]) -> None:
+    """With the teacher's three layers alone, or the anchors' taps, the others would be NaN."""
+    stage = {"name": "dflash", "context": "history", "loss": {"ce": 1.0}, "epochs": 1}
+    model = {**settings["model"], "composition": "feature", "head": "none", "tap_ids": [1, 2]}
+    changes = {"model": model, "stages": [stage]}
+    live = train(settings, "live", data={**settings["data"], "states": "live"}, **changes)
+    cached = train(settings, "cached", **changes)
+    assert losses(cached) == pytest.approx(losses(live), rel=1e-4)
+    assert dlite.checkpoint.read(cached / "stages" / "dflash").config.tap_ids == (1, 2)
 
 
 def test_epochs_draw_their_anchors_from_those_that_the_cache_kept(

@@ -24,6 +24,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "dflash": {**HISTORY, "head": "none", "qk_norm": True, "mask_token_id": 511},
     "dspark": {**HISTORY, "head": "markov", "first_predictor": "anchor"},
     "windowed": {**HISTORY, "head": "none", "history_window": 6},
+    "sinks": {**HISTORY, "head": "none", "history_window": 3, "history_sinks": 4},
     "pruned": {**HISTORY, "head": "markov", "draft_vocab_size": 504},
 }
 

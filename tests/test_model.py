@@ -42,6 +42,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "first_predictor": "anchor",
         "history_window": 6,
     },
+    "dspark-sinks": {
+        "context": "history",
+        "composition": "feature",
+        "head": "markov",
+        "first_predictor": "anchor",
+        "history_window": 3,
+        "history_sinks": 4,
+    },
 }
 
 
@@ -92,7 +100,7 @@ def test_stepped_head_equals_unrolled_head(name: str) -> None:
     torch.testing.assert_close(torch.stack(stepped, 1), model(blocks, prev_AK))
 
 
-@pytest.mark.parametrize("name", ["teacher", "teacher-all", "dflash", "dspark"])
+@pytest.mark.parametrize("name", ["teacher", "teacher-all", "dflash", "dspark", "dspark-sinks"])
 def test_flex_form_equals_dense_form(name: str) -> None:
     model = build(**VARIANTS[name])
     blocks, prev_AK = inputs(model)
@@ -149,8 +157,35 @@ def test_history_window_ends_before_the_anchor_and_starts_inside_the_sample(
         assert bool((moved - before).abs().max() > 1e-6) == (first <= row <= last), row
 
 
-def test_rebasing_positions_changes_nothing_where_rope_is_relative() -> None:
-    model = build(**VARIANTS["teacher"])
+@pytest.mark.parametrize(
+    ("anchor", "seen"),
+    [
+        (1, {0, 1, 2, 3, 6, 7, 8}),  # row 9 of the sample that starts at 0
+        (3, {20, 21, 22, 23, 24}),  # row 25: its window and sinks share rows 22, 23
+        (4, {20, 21, 22, 23, 36, 37, 38}),
+    ],
+)
+@pytest.mark.parametrize("form", ["dense", "flex"])
+def test_sinks_are_another_sample_s_or_outside_the_mask(
+    form: str, anchor: int, seen: set[int]
+) -> None:
+    model = build(**VARIANTS["dspark-sinks"])
+    blocks, _ = inputs(model)
+    assert blocks.history is not None
+    before = model.hidden(blocks, form)[anchor]
+    moving = set()
+    for row in range(S):
+        states = blocks.history.states_SCD.clone()
+        states[row] += 1.0
+        history = replace(blocks.history, states_SCD=states)
+        moved = model.hidden(replace(blocks, history=history), form)[anchor]
+        moving |= {row} if bool((moved - before).abs().max() > 1e-6) else set()
+    assert moving == seen
+
+
+@pytest.mark.parametrize("name", ["teacher", "dspark", "dspark-sinks"])
+def test_rebasing_positions_changes_nothing_where_rope_is_relative(name: str) -> None:
+    model = build(**VARIANTS[name])
     blocks, _ = inputs(model)
     history = blocks.history
     assert history is not None
@@ -213,6 +248,7 @@ def test_more_drafts_than_trained_are_refused() -> None:
         ({"tap_ids": (0, 4)}, "must be distinct layers of 0 .. 3"),
         ({"head": "magic"}, "head is 'magic'; choose one of"),
         ({"context": "history"}, "needs composition 'feature'"),
+        ({"history_sinks": -1}, "history_sinks -1; give counts"),
         ({"draft_vocab_size": V + 1}, "exceeds the target's"),
     ],
 )

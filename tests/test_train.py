@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dlite.decode import decode
-from dlite.drafters.neural import NeuralDrafter
+from dlite.drafters.history import drafter_of
 from dlite.model.config import DraftConfig
 from dlite.model.drafter import Blocks, DraftModel
 from dlite.target import TargetModel
@@ -34,6 +34,15 @@ STAGES = [
     {"name": "warmup", "loss": {"kl": 1.0}, "teacher": "teacher", "init": "teacher", "epochs": 1},
     {"name": "stable", "loss": {"ce": 0.1, "tv": 1.0}, "init": "warmup", "epochs": 2},
 ]
+
+
+FEATURE = {"composition": "feature", "history_window": 0}
+KINDS: dict[str, dict[str, Any]] = {
+    "dlite": {},
+    "dflash": {**FEATURE, "head": "none"},
+    "dspark": {**FEATURE, "head": "markov", "first_predictor": "anchor"},
+    "windowed": {**FEATURE, "head": "markov", "history_window": 6, "history_sinks": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -170,25 +179,29 @@ def test_states_in_memory_above_the_limit_are_refused(
         MemoryStates(tiny_target, (0, 3), samples, 1000)
 
 
+@pytest.mark.parametrize("shape", KINDS)
 def test_rollouts_along_answers_are_the_rounds_of_decoding(
-    settings: dict[str, Any], tiny_target: TargetModel, answers: Path
+    settings: dict[str, Any], tiny_target: TargetModel, answers: Path, shape: str
 ) -> None:
-    """S1: tau in training comes from the drafter's own rollouts, and is the decoder's tau."""
+    """S1: tau in training comes from the drafter's own rollouts, and is the decoder's tau. Taps of
+    four layers, so that a history of the teacher's three would not fit."""
+    group = {**settings["model"], **KINDS[shape], "num_taps": 4}
+    context = "taps" if shape == "dlite" else "history"
     optim = {**settings["optim"], "learning_rate": 1e-2, "anchors_per_sample": 24}
-    stages = [{"name": "student", "loss": {"ce": 1.0}, "epochs": 30}]
+    stages = [{"name": "student", "context": context, "loss": {"ce": 1.0}, "epochs": 30}]
     quiet = {"eval_every": 1000, "save_every": 1000}
-    config = configure(settings, optim=optim, stages=stages, **quiet)
+    config = configure(settings, model=group, optim=optim, stages=stages, **quiet)
     program.train(config)
     run = program.Run(config)
     model = run.load("student")
     samples = load_samples([str(answers)], tiny_target).samples
     states = LiveStates(tiny_target, run.layer_ids())
-    walked = walk(model, samples, states)
+    walked = walk(model, samples, states, with_history=context == "history")
     requests = []
     for s in samples:
         first = s.loss_mask.index(True)
         requests.append(Request(s.id, s.input_ids[:first], len(s.input_ids) - first))
-    decoded = decode(tiny_target, requests, NeuralDrafter(model), batch_size=3)
+    decoded = decode(tiny_target, requests, drafter_of(model), batch_size=3)
 
     def key(r: Any) -> tuple:
         return (r.request_id, r.accepted, r.emitted, r.cut)
@@ -299,6 +312,7 @@ def test_compiled_mlps_are_one_graph_each_for_every_number_of_anchors() -> None:
         ({"stages": [{**STAGES[1]}]}, "'teacher' is no earlier stage"),
         ({"stages": [{**STAGES[0], "loss": {}}]}, "no term"),
         ({"stages": [{**STAGES[0], "loss": {"kl": 1.0}}]}, "kl term and a teacher go together"),
+        ({"stages": [STAGES[0], {**STAGES[1], "context": "history"}]}, "histories of other layers"),
     ],
 )
 def test_bad_configurations_name_the_key(

@@ -116,7 +116,7 @@ def assemble(
         for name, value in parts.items():
             columns.setdefault(name, []).append(value)
         if with_history:
-            packed.append(states_SCD[:, [layer[k] for k in config.history_layer_ids]])
+            packed.append(states_SCD[:, [layer[k] for k in config.packed_layer_ids]])
             start += len(states_SCD)
     tensors = {name: torch.cat(values).to(device) for name, values in columns.items()}
     history = None

@@ -26,13 +26,16 @@ class ModelConfig:
 
     num_hidden_layers: int = 5
     num_taps: int = 12  # DLite section 5.1: 12 for Qwen3-4B, 14 for Qwen3-8B
+    tap_ids: list[int] = field(default_factory=list)  # instead of num_taps; 0-based layers
     num_draft_tokens: int = 7
     composition: str = "sequence"
     head: str = "lowrank"
+    first_predictor: str = "placeholder"  # or "anchor", as in DSpark
     head_init: str = "random"  # or "svd" (lowrank only)
     rank: int = 0  # 0: hidden size / 8
     draft_vocab_size: int = 0  # 0: all; -1: as many as the training answers use
-    history_window: int = 128
+    history_window: int = 128  # 0: all positions
+    history_sinks: int = 0  # an answer's first positions, seen beside the window
     mask_token_id: int | None = None  # None: the family's unused token, or a learned vector
 
 
@@ -169,7 +172,7 @@ def check(composed: DictConfig) -> TrainConfig:
 def _check_stages(stages: list[StageConfig]) -> None:
     if not stages:
         raise ValueError("stages is empty; name at least one stage to train")
-    before: set[str] = set()
+    before: dict[str, str] = {}  # names and contexts
     for stage in stages:
         stage.loss.weights()
         if stage.name in before:
@@ -182,6 +185,12 @@ def _check_stages(stages: list[StageConfig]) -> None:
                 )
         if bool(stage.loss.kl) != (stage.teacher is not None):
             raise ValueError(f"stage {stage.name!r}: the kl term and a teacher go together")
+        read = {stage.context, before.get(stage.teacher or "", stage.context)}
+        if "history" in read and len(read) > 1:
+            raise ValueError(
+                f"stage {stage.name!r}: context {stage.context!r} and its teacher's read histories "
+                "of other layers; give both context=history, or neither"
+            )
         if stage.labels not in ("data", "argmax"):
             raise ValueError(f"stage {stage.name!r}: labels is {stage.labels!r}; data or argmax")
-        before.add(stage.name)
+        before[stage.name] = stage.context

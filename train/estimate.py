@@ -165,8 +165,7 @@ def _inputs(config: DraftConfig, load: Load, dtype: torch.dtype) -> tuple[Blocks
     prev_AK = torch.zeros(A, config.num_draft_tokens, dtype=torch.long)
     history = None
     if config.context != "taps":
-        layers = config.tap_ids if config.context == "history" else config.history_layer_ids
-        states_SCD = torch.empty(load.tokens, len(layers), D, dtype=dtype)
+        states_SCD = torch.empty(load.tokens, len(config.packed_layer_ids), D, dtype=dtype)
         history = History(states_SCD, anchor_A, anchor_A)
     return Blocks(anchor_A, taps_ALD, history), prev_AK
 

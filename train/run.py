@@ -103,14 +103,14 @@ class Run:
         """The cache of `data.cache`, made first if it is not there."""
         data, folder = self.config.data, Path(self.config.data.cache)
         prints, drafts = self.target.fingerprint(), map(self.stage_config, self.config.stages)
-        reads_history = any(d.context != "taps" for d in drafts)
+        packed = {k for d in drafts if d.context != "taps" for k in d.packed_layer_ids}
         layout = cache.Layout(
             weights=prints["weights"],
             tokenizer=prints["tokenizer"],
             samples=f"{self.digest} {len(self.held_out)}",
             template_kwargs=json.dumps(dict(self.config.target.template_kwargs), sort_keys=True),
             tap_ids=self.draft.tap_ids,
-            history_ids=self.draft.history_layer_ids if reads_history else (),
+            history_ids=tuple(sorted(packed)),
             last=self.target.num_layers - 1,
             num_draft=self.draft.num_draft_tokens,
             anchors_per_sample=data.cache_anchors,

@@ -32,7 +32,7 @@ def draft_config(target: TargetModel, model: ModelConfig, samples: Sequence[Samp
         size = int((token_counts(samples, target.vocab_size) > 0).sum()) + len(target.eos_ids)
     rope = getattr(hf, "rope_parameters", None) or {}
     return DraftConfig(
-        tap_ids=default_tap_ids(target.num_layers, model.num_taps),
+        tap_ids=tuple(model.tap_ids) or default_tap_ids(target.num_layers, model.num_taps),
         num_target_layers=target.num_layers,
         hidden_size=target.hidden_size,
         intermediate_size=hf.intermediate_size,
@@ -44,7 +44,9 @@ def draft_config(target: TargetModel, model: ModelConfig, samples: Sequence[Samp
         num_draft_tokens=model.num_draft_tokens,
         composition=model.composition,  # type: ignore[arg-type]
         head=model.head,  # type: ignore[arg-type]
+        first_predictor=model.first_predictor,  # type: ignore[arg-type]
         history_window=model.history_window,
+        history_sinks=model.history_sinks,
         rank=model.rank,
         draft_vocab_size=min(size, target.vocab_size),
         mask_token_id=mask_id,

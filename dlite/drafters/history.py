@@ -106,7 +106,8 @@ class HistoryDrafter:
         key_S = torch.arange(max(cache.lengths_B) + num_block, device=anchor_B.device)
         hidden_BS = key_S >= length_B[:, None] + num_block
         if config.history_window:
-            hidden_BS |= key_S < length_B[:, None] - config.history_window
+            outside_BS = key_S < length_B[:, None] - config.history_window
+            hidden_BS |= outside_BS & (key_S >= config.history_sinks)
         mask_BS = self.model.norm.weight.new_zeros(hidden_BS.shape).masked_fill_(
             hidden_BS, -torch.inf
         )

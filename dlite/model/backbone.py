@@ -127,18 +127,21 @@ def _flex_attention(device: str) -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=True) if device == "cuda" else flex_attention
 
 
-def flex(history: History, block: int, slots: int, window: int, gap: int) -> Callable[..., Tensor]:
+def flex(
+    history: History, block: int, slots: int, config: DraftConfig, gap: int
+) -> Callable[..., Tensor]:
     """The packed form: queries [1, A*block] on keys [history S; A*slots; A*block], one block mask.
 
     The same predicate as the dense form. Forward only on CPU (PyTorch has no CPU backward).
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
+    window, sinks = config.history_window, config.history_sinks
     num_history, num_anchors = len(history.states_SCD), len(history.row_A)
 
     def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         anchor = q // block
-        seen = sees_history(history.row_A[anchor], history.start_A[anchor], k, window, gap)
+        seen = sees_history(history.row_A[anchor], history.start_A[anchor], k, window, gap, sinks)
         own_slot = (k - num_history) // max(slots, 1) == anchor
         own_block = (k - num_history - num_anchors * slots) // block == anchor
         in_slots = (k >= num_history) & (k < num_history + num_anchors * slots)

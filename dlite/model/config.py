@@ -50,6 +50,7 @@ class DraftConfig:
     head: Head = "lowrank"
     first_predictor: FirstPredictor = "placeholder"
     history_window: int = 128  # W; 0: all positions. Of no effect with context == "taps".
+    history_sinks: int = 0  # a sample's first positions, seen beside the window (StreamingLLM)
     rank: int = 0  # R; 0: hidden_size // 8
     draft_vocab_size: int = 0  # 0: the target's whole vocabulary
     mask_token_id: int | None = None  # None: a learned placeholder vector
@@ -84,6 +85,11 @@ class DraftConfig:
                 "composition 'sequence' gives a position one key per layer; context 'history' "
                 "needs composition 'feature'"
             )
+        if min(self.history_window, self.history_sinks) < 0:
+            raise ValueError(
+                f"history_window is {self.history_window} and history_sinks {self.history_sinks}; "
+                "give counts of positions (history_window 0: all)"
+            )
         if self.num_draft_tokens < 1:
             raise ValueError(f"num_draft_tokens is {self.num_draft_tokens}; give at least 1")
         if self.rank == 0:
@@ -111,6 +117,12 @@ class DraftConfig:
     def history_layer_ids(self) -> tuple[int, int, int]:
         """The target layers of the history branch: first, middle, last (post-norm)."""
         return (0, self.num_target_layers // 2, self.num_target_layers - 1)
+
+    @property
+    def packed_layer_ids(self) -> tuple[int, ...]:
+        """The target layers that a history holds of each position. Without a history of its own:
+        those that a teacher's holds."""
+        return self.tap_ids if self.context == "history" else self.history_layer_ids
 
     @property
     def state_layer_ids(self) -> tuple[int, ...]:

@@ -51,7 +51,8 @@ class DraftModel(nn.Module):
         c = self.config = config
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.layer_depth_embedding = nn.Embedding(c.num_target_layers, c.hidden_size)
+        if c.context != "history":  # whose layouts have none: each tap has its own columns of fc
+            self.layer_depth_embedding = nn.Embedding(c.num_target_layers, c.hidden_size)
         self.context_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.sequential_head = HEADS[c.head](c)
         if c.mask_token_id is None:
@@ -106,8 +107,9 @@ class DraftModel(nn.Module):
 
     def slots(self, taps_ALD: Tensor) -> Tensor:
         """Context vectors of the taps at a-1: one per layer, or one in all (`feature`)."""
-        depth_LD = self.layer_depth_embedding.weight[list(self.config.tap_ids)]
-        states_ALD = taps_ALD.to(depth_LD.dtype) + depth_LD
+        states_ALD = taps_ALD.to(self.norm.weight.dtype)
+        if self.config.context != "history":
+            states_ALD = states_ALD + self.layer_depth_embedding.weight[list(self.config.tap_ids)]
         if self.config.composition == "feature" or self.config.context == "history":
             states_ALD = self.feature_fuse(states_ALD.flatten(-2)).unsqueeze(-2)
         return self.context_norm(states_ALD)
@@ -134,7 +136,9 @@ class DraftModel(nn.Module):
             return lambda layer: layer.keys_values(slots_ALD, position_AL), position_A, None
 
         position_A = history.row_A
-        row_AC, seen_AC = window_rows(history, config.history_window, self._gap)
+        row_AC, seen_AC = window_rows(
+            history, config.history_window, self._gap, config.history_sinks
+        )
         vectors_SD = self.history_vectors(history.states_SCD)
         row_S = torch.arange(len(vectors_SD), device=vectors_SD.device)
         slots_ALD = None if config.context == "history" else self.slots(blocks.taps_ALD)
@@ -222,7 +226,7 @@ class DraftModel(nn.Module):
             extra.append(slots_ALD.flatten(0, 1))
             positions.append(history.row_A.repeat_interleave(num_slots))
         context_1CD, position_1C = torch.cat(extra)[None], torch.cat(positions)[None]
-        attend = flex(history, num_block, num_slots, config.history_window, self._gap)
+        attend = flex(history, num_block, num_slots, config, self._gap)
         position_AQ = history.row_A[:, None] + torch.arange(num_block, device=x_AQD.device)
         x_1ND, position_1N = x_AQD.flatten(0, 1)[None], position_AQ.flatten()[None]
         for layer in self.layers:

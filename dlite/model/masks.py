@@ -26,20 +26,31 @@ class History:
     start_A: Tensor
 
 
-def sees_history(row: Tensor, start: Tensor, key_row: Tensor, window: int, gap: int) -> Tensor:
+def sees_history(
+    row: Tensor, start: Tensor, key_row: Tensor, window: int, gap: int, sinks: int = 0
+) -> Tensor:
     """True where the anchor at `row` sees history row `key_row`: same sample, before the anchor.
 
     The window holds positions a-W .. a-gap. gap is 2 where a-1 is read through the slots, else 1.
-    `window` 0 means all positions. Arguments broadcast.
+    `window` 0 means all positions; beside another one, the sample's first `sinks` positions stay
+    in sight. Arguments broadcast.
     """
     seen = (key_row >= start) & (key_row <= row - gap)
-    return seen & (key_row >= row - window) if window else seen
+    return seen & ((key_row >= row - window) | (key_row < start + sinks)) if window else seen
 
 
-def window_rows(history: History, window: int, gap: int) -> tuple[Tensor, Tensor]:
-    """Rows [A, C] of each anchor's window, clamped into S, and which of them it sees [A, C]."""
+def window_rows(history: History, window: int, gap: int, sinks: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows [A, C] of each anchor's window and sinks, clamped into S, and which it sees [A, C]."""
+    row_A1, start_A1 = history.row_A[:, None], history.start_A[:, None]
     width = window or int((history.row_A - history.start_A).max())
-    offset_C = torch.arange(-width, 1 - gap, device=history.row_A.device)
-    row_AC = history.row_A[:, None] + offset_C
-    seen_AC = sees_history(history.row_A[:, None], history.start_A[:, None], row_AC, window, gap)
+    row_AC = row_A1 + torch.arange(-width, 1 - gap, device=row_A1.device)
+    seen_AC = sees_history(row_A1, start_A1, row_AC, window, gap, sinks)
+    if window and sinks:
+        sink_AC = start_A1 + torch.arange(sinks, device=row_A1.device)
+        seen_sink_AC = sees_history(row_A1, start_A1, sink_AC, window, gap, sinks)
+        seen_sink_AC &= sink_AC < row_A1 - window  # inside the window they are there already
+        row_AC = torch.cat([sink_AC, row_AC], dim=1)
+        seen_AC = torch.cat([seen_sink_AC, seen_AC], dim=1)
+    # Unseen rows before the first and after the last one are clamped to rows that there are.
+    row_AC = row_AC.clamp(max=len(history.states_SCD) - 1)
     return row_AC.clamp(min=0), seen_AC
