@@ -38,7 +38,7 @@ K = 5
 # Few symbols, so that strings recur; a byte over 249 ends the segment.
 TEXTS = st.tuples(st.integers(1, 4), st.binary(max_size=24))
 QUERIES = st.tuples(st.integers(1, 4), st.binary(max_size=24), st.binary(max_size=12))
-often = settings(max_examples=1700, deadline=None)
+often = settings(max_examples=2000, deadline=None)
 
 
 @often
