@@ -64,7 +64,9 @@ $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \
     out="$results/heldout" ${few[@]+"${few[@]}"}
 
 spec_bench=../shared/data/spec_bench/question.jsonl
-if [[ -f $spec_bench && ${#few[@]} == 0 ]]; then
+if [[ ! -f $spec_bench ]]; then
+    step "Spec-Bench is left out: no $spec_bench"
+elif ((${#few[@]} == 0)); then
     step "Spec-Bench, the first 40 prompts"
     $python -m eval.acceptance draft="$runs/export" target=smollm2-135m \
         suite="$spec_bench" limit=40 max_new_tokens=32 drafter=dlite,ngram batch_size=16 \
