@@ -16,7 +16,7 @@ from typing import Any
 from dlite.config import run
 from dlite.files import writable
 from eval.replay_report import name_of
-from eval.tally import natural
+from eval.tally import natural, read_summaries
 
 Row = dict[str, Any]
 
@@ -123,13 +123,7 @@ def _table(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def main(config: Config) -> None:
-    summaries = []
-    for name in config.inputs:
-        path = Path(name) / "summary.json"
-        if not path.is_file():
-            raise ValueError(f"no result file {path}; give folders that eval.simulate wrote")
-        summaries.append(json.loads(path.read_text()))
-    kept, out = gather(summaries), writable(Path(config.out), "out")
+    kept, out = gather(read_summaries(config.inputs)), writable(Path(config.out), "out")
     (out / "summary.json").write_text(json.dumps(kept, separators=(",", ":")) + "\n")
     (out / "tables.md").write_text(tables(kept))
     print(f"written: {out}/summary.json, tables.md")

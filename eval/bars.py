@@ -9,14 +9,13 @@ is left for differences. Figures that no input holds are reported as missing.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlite.config import run
+from eval.tally import read_summaries
 
 BATCHES = (1, 4, 16, 64)
 
@@ -264,13 +263,7 @@ SECTIONS = {
 
 
 def main(config: Config) -> None:
-    summaries = []
-    for name in config.inputs:
-        path = Path(name) / "summary.json"
-        if not path.is_file():
-            raise ValueError(f"no result file {path}; give folders that eval.simulate wrote")
-        summaries.append(json.loads(path.read_text()))
-    figures = Figures(summaries)
+    figures = Figures(read_summaries(config.inputs))
     lines = {title: list(section(figures)) for title, section in SECTIONS.items()}
     for title, found in lines.items():
         print(f"\n{title}")

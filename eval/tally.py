@@ -5,10 +5,12 @@ The figures are those of `eval.metrics`, which makes them from the rounds themse
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -182,3 +184,14 @@ def calibration(replays: Iterable[Replay], num_bins: int = 20) -> list[Bin]:
         for n, p, a in zip(counts, predicted, actual, strict=True)
         if n
     ]
+
+
+def read_summaries(folders: Sequence[str]) -> list[dict[str, Any]]:
+    """What `eval.simulate` wrote into each folder. Raises ValueError where it did not."""
+    summaries = []
+    for name in folders:
+        path = Path(name) / "summary.json"
+        if not path.is_file():
+            raise ValueError(f"no result file {path}; give folders that eval.simulate wrote")
+        summaries.append(json.loads(path.read_text()))
+    return summaries
