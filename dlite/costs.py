@@ -158,7 +158,7 @@ def measure(
 def _draft_seconds(model: DraftModel, batch_size: int, repeats: int) -> float:
     import torch
 
-    from dlite.model.drafter import Blocks
+    from dlite.model.masks import Blocks
 
     config, weight = model.config, model.norm.weight
     anchor_A = torch.zeros(batch_size, dtype=torch.long, device=weight.device)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
 from dlite.model.losses import Labels, LossWeights, combine, row_terms
+from dlite.model.masks import Blocks
 from dlite.target import TargetModel
 from train.data import Sample
 

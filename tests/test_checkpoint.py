@@ -20,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from dlite import checkpoint
 from dlite.checkpoint import load, read, save
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
-from dlite.model.masks import History
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks, History
 from dlite.model.vocab import vocab_maps
 from dlite.target import TargetModel
 from dlite.weights import read_tensors, warm_start

@@ -14,8 +14,8 @@ from dlite.decode import DecodeResult, decode
 from dlite.drafters.history import HistoryDrafter, drafter_of
 from dlite.drafters.neural import NeuralDrafter
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
-from dlite.model.masks import History
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks, History
 from dlite.target import TargetModel
 from dlite.types import Draft, Request, Sampling, SessionKey, Verdict, View
 

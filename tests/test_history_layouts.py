@@ -33,8 +33,8 @@ from dlite.decode import DecodeResult, decode
 from dlite.drafters.history import drafter_of
 from dlite.layouts import read_config
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
-from dlite.model.masks import History
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks, History
 from dlite.target import TargetModel
 from dlite.weights import from_history_layout, read_tensors
 

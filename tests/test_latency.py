@@ -12,9 +12,8 @@ from torch import Tensor
 
 from dlite.config import parse
 from dlite.drafters.neural import NeuralDrafter
-from dlite.model.drafter import Blocks
 from dlite.model.heads import LowRankHead
-from dlite.model.masks import History
+from dlite.model.masks import Blocks, History
 from eval import latency
 from eval.shapes import (
     PRESETS,

@@ -16,7 +16,8 @@ from dlite.checkpoint import export_authors, import_authors, load, read, save
 from dlite.layouts import authors_config, read_config
 from dlite.model.backbone import rotate
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks
 from dlite.target import TargetModel
 from dlite.weights import read_tensors, without_data
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dlite.model.config import DraftConfig, default_tap_ids
-from dlite.model.drafter import Blocks, DraftModel
-from dlite.model.masks import History
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks, History
 from dlite.model.vocab import vocab_maps
 from dlite.types import Sampling
 

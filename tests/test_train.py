@@ -17,7 +17,8 @@ from torch import nn
 from dlite.decode import decode
 from dlite.drafters.history import drafter_of
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks
 from dlite.target import TargetModel
 from dlite.types import Request
 from train import run as program

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks
 from dlite.model.losses import Labels
-from dlite.model.masks import History
+from dlite.model.masks import Blocks, History
 from train.data import Sample
 from train.states import States
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
 from dlite.model.losses import CHUNK_ELEMENTS
-from dlite.model.masks import History
+from dlite.model.masks import Blocks, History
 from dlite.target import CAPTURE_TOKENS, TargetModel
 from dlite.weights import without_data
 

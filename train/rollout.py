@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks
 from dlite.types import Round
 from train.batches import assemble
 from train.data import Sample

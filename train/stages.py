@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from dlite.model.config import DraftConfig, default_tap_ids
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
 from dlite.model.losses import LogProbs, target_log_probs, vocab_loss, wide
+from dlite.model.masks import Blocks
 from dlite.model.vocab import vocab_maps
 from dlite.target import TargetModel
 from train.batches import Batch

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
+from dlite.model.masks import Blocks
 from dlite.types import Draft, Request, SessionKey, Verdict, View
 
 

@@ -7,7 +7,6 @@ module nor stored in its checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,26 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from dlite.model.backbone import Attention, ContextKeysValues, Layer, RMSNorm, flex, sdpa
 from dlite.model.config import DraftConfig
 from dlite.model.heads import HEADS
-from dlite.model.masks import History, window_rows
+from dlite.model.masks import Blocks, window_rows
 from dlite.sampling import draw, warp
 from dlite.types import Sampling
 
 if TYPE_CHECKING:
     from dlite.target import TargetModel
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """The input of one draft forward over A anchors.
-
-    `taps_ALD`: the target's states at a-1, layers in `tap_ids` order. `history`: for the history
-    contexts, the states of all positions (layers `history_layer_ids`, or `tap_ids` where the
-    context is history alone).
-    """
-
-    anchor_A: Tensor
-    taps_ALD: Tensor
-    history: History | None = None
 
 
 class DraftModel(nn.Module):

@@ -1,4 +1,4 @@
-"""Which keys a block may see: one predicate, for the dense and the flex form of attention.
+"""What a draft forward reads, and which keys a block may see: one predicate for both forms.
 
 History rows of several samples lie packed behind each other on one axis S. An anchor is known by
 its own row on that axis (`row`) and by the first row of its sample (`start`), so neither sample
@@ -24,6 +24,20 @@ class History:
     states_SCD: Tensor
     row_A: Tensor
     start_A: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The input of one draft forward over A anchors.
+
+    `taps_ALD`: the target's states at a-1, layers in `tap_ids` order. `history`: for the history
+    contexts, the states of all positions (layers `history_layer_ids`, or `tap_ids` where the
+    context is history alone).
+    """
+
+    anchor_A: Tensor
+    taps_ALD: Tensor
+    history: History | None = None
 
 
 def sees_history(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from dlite.model.config import DraftConfig
-from dlite.model.drafter import Blocks, DraftModel
+from dlite.model.drafter import DraftModel
 from dlite.model.losses import Labels, LossWeights, combine, row_terms, vocab_loss
-from dlite.model.masks import History
+from dlite.model.masks import Blocks, History
 from eval.shapes import PRESETS, Tables
 
 TOLERANCE = 0.03  # relative, in bfloat16
