@@ -121,14 +121,7 @@ def test_taps_are_those_of_the_reference_model(
     served: Engine, target: TargetModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids off by one, a row off by one, or the last layer before its norm."""
-    seen = []
-    propose = served.calls.drafters["dlite"].propose
-
-    def watch(views: list) -> list:
-        seen.extend((list(view.tokens), view.taps_LD.clone()) for view in views)
-        return propose(views)
-
-    monkeypatch.setattr(served.calls.drafters["dlite"], "propose", watch)
+    seen = served.watch_taps(monkeypatch)
     served.generate(prompts[:6], "dlite")
     assert len(seen) > 40
     wanted = target.capture([tokens[:-1] for tokens, _ in seen], DRAFT["tap_ids"])

@@ -176,14 +176,7 @@ def test_a_cached_prefix_costs_no_accepted_token(served: Engine, texts: Texts) -
 def test_taps_are_those_of_the_reference_model(
     served: Engine, texts: Texts, target: TargetModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
-    propose = served.calls.drafters["dlite"].propose
-
-    def watch(views: list) -> list:
-        seen.extend((list(view.tokens), view.taps_LD.clone()) for view in views)
-        return propose(views)
-
-    monkeypatch.setattr(served.calls.drafters["dlite"], "propose", watch)
+    seen = served.watch_taps(monkeypatch)
     served.generate(texts.prompts[:4], "dlite", max_tokens=8)
     wanted = target.capture([tokens[:-1] for tokens, _ in seen], served.calls.tap_ids)
     worst = [

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlite.types import Draft
+import pytest
+from torch import Tensor
+
+from dlite.types import Draft, View
 from dlite.vllm_plugin.counters import Counters
 
 ENVIRONMENT = {
@@ -70,6 +73,18 @@ class Engine:
         finally:
             self.calls.counters = before
         return outputs, [recorder.rounds.get(agent, []) for agent in agents]
+
+    def watch_taps(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Tensor]]:
+        """Fills with the tokens and taps of every view that `dlite` drafts for."""
+        seen, drafter = [], self.calls.drafters["dlite"]
+        propose = drafter.propose
+
+        def watch(views: list[View]) -> list[Draft]:
+            seen.extend((list(view.tokens), view.taps_LD.clone()) for view in views)
+            return propose(views)
+
+        monkeypatch.setattr(drafter, "propose", watch)
+        return seen
 
     def metric(self, name: str) -> float:
         return sum(m.value for m in self.llm.get_metrics() if m.name == f"vllm:{name}")
